@@ -1,0 +1,1 @@
+"""Adapters that ship with patchkit, imported as ``patchkit_adapters``."""

@@ -1,0 +1,1 @@
+"""Symbol manifests that ship with patchkit: ``<package>/<version>.json`` beside this file."""

@@ -1,0 +1,28 @@
+"""The ``patchkit`` command.
+
+Each command lives in a module of its own beside this file and is imported only
+when it is called: ``patchkit diff`` must answer in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+# command -> (module in patchkit.cli, one-line help). The module has an `app`,
+# a typer application with the command (or the group of commands) in it.
+COMMANDS: dict[str, tuple[str, str]] = {}
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    args = sys.argv[1:]
+    if args and args[0] in COMMANDS:
+        import_module(f"patchkit.cli.{COMMANDS[args[0]][0]}").app(
+            args=args[1:], prog_name=f"patchkit {args[0]}"
+        )
+        return
+    print("usage: patchkit COMMAND [OPTIONS]\n")
+    for name, (_, text) in COMMANDS.items():
+        print(f"  {name:<14} {text}")
+    sys.exit(0 if not args or args[0] in ("-h", "--help") else 2)
