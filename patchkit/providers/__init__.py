@@ -1,1 +1,36 @@
-"""."""
+"""Numerical operators that rollout and trainer share.
+
+These are the *reference* providers: plain PyTorch on any device, exact by
+construction (see :mod:`patchkit.providers.exact_sum`), differentiable, and the
+yardstick for faster ones. Importing this package imports torch; only adapters
+import it.
+"""
+
+from __future__ import annotations
+
+from patchkit.providers.activation import silu_mul
+from patchkit.providers.attention import attention
+from patchkit.providers.exact_sum import ReductionTooLongError, exact_sum, pairwise_tree
+from patchkit.providers.experts import experts_chunks
+from patchkit.providers.linear import linear, linear_chunks
+from patchkit.providers.logprobs import log_softmax, selected_token_logprobs
+from patchkit.providers.norm import add_residual, rms_norm
+from patchkit.providers.rope import rotate
+from patchkit.providers.router import route
+
+__all__ = [
+    "ReductionTooLongError",
+    "add_residual",
+    "attention",
+    "exact_sum",
+    "experts_chunks",
+    "linear",
+    "linear_chunks",
+    "log_softmax",
+    "pairwise_tree",
+    "rms_norm",
+    "rotate",
+    "route",
+    "selected_token_logprobs",
+    "silu_mul",
+]

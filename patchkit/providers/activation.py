@@ -1,0 +1,53 @@
+"""SiLU times gate, and softmax pieces that the other providers share.
+
+``exp`` is evaluated on contiguous float32 only: on CPUs, vector and scalar code
+paths may round differently, and strided views take the scalar one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from patchkit.providers.exact_sum import exact_sum
+
+
+def exp32(x: Tensor) -> Tensor:
+    """Float32 ``exp`` whose bits do not depend on strides."""
+    return torch.exp(x.float().contiguous())
+
+
+def shifted_exp(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``exp(x - max)`` over the last dimension and its exact sum.
+
+    Returns:
+        ``[..., K]`` float32 in [0, 1], and ``[..., 1]`` float64.
+    """
+    weights = exp32(x - x.detach().amax(-1, keepdim=True))
+    # The largest weight is exactly 1, so the quantum is known: no second pass.
+    scale = torch.ones((), dtype=torch.float64, device=x.device)
+    return weights, exact_sum(weights, scale=scale)
+
+
+class _SiluMul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        return (gate / (1.0 + exp32(-gate)) * up).to(gate_up.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        grad = grad.float()
+        sigmoid = torch.sigmoid(gate)
+        grad_gate = grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
+        return torch.cat([grad_gate, grad * gate * sigmoid], dim=-1).to(gate_up.dtype)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """``silu(gate) * up`` of ``[..., 2F]`` (gate first), float32 inside, rounded once: ``[..., F]``."""
+    return _SiluMul.apply(gate_up)

@@ -1,0 +1,56 @@
+"""Rotary position embedding, NeoX halves.
+
+Agreed roundings: angles, cosines and sines in float32 (vLLM caches them in
+bf16), the rotation in float32 with one rounding to the stream's dtype.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+@lru_cache(maxsize=16)
+def _cos_sin_table(rotary_dim: int, base: float, length: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines for positions 0 to length-1: two ``[length, rotary_dim/2]`` float32.
+
+    Computed once for all positions, so that a position's bits cannot depend on
+    which positions were asked for together.
+    """
+    # Tensors made under inference mode could not be saved for backward later.
+    with torch.inference_mode(False), torch.no_grad():
+        exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+        inverse_frequency = 1.0 / (base**exponent)
+        angle = torch.arange(length, dtype=torch.float32)[:, None] * inverse_frequency[None, :]
+        return angle.cos(), angle.sin()
+
+
+def rotate(
+    x_THD: Tensor, positions_T: Tensor, *, base: float, max_position: int
+) -> Tensor:
+    """Rotate every head by its token's absolute position.
+
+    Args:
+        x_THD: ``[T, H, D]`` queries or keys; the whole head is rotated.
+        positions_T: ``[T]`` integer positions, below ``max_position``.
+        base: ``rope_theta``.
+        max_position: ``max_position_embeddings``; decides the table's length.
+
+    Returns:
+        ``[T, H, D]`` in the dtype of ``x_THD``.
+
+    Source: Su et al., "RoFormer" (arXiv 2104.09864), in the half-split form of
+    ``transformers`` ``rotate_half``.
+    """
+    half = x_THD.shape[-1] // 2
+    cos, sin = _cos_sin_table(2 * half, float(base), int(max_position))
+    cos_T1d = cos[positions_T][:, None, :]
+    sin_T1d = sin[positions_T][:, None, :]
+    x = x_THD.float()
+    first, second = x[..., :half], x[..., half:]
+    turned = torch.cat(
+        [first * cos_T1d - second * sin_T1d, second * cos_T1d + first * sin_T1d], dim=-1
+    )
+    return turned.to(x_THD.dtype)
