@@ -1,0 +1,122 @@
+"""What the rollout plugin does in a vLLM process once it is enabled."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from patchkit.errors import Violation, ViolationsError
+from patchkit.runtime.attestation import attest
+
+__all__ = ["WorkerRefusedError", "activate", "installation", "process_role"]
+
+# The installation of this process; read by attestations.
+installation: Any = None
+
+
+class WorkerRefusedError(ViolationsError):
+    """This process must not run a worker."""
+
+
+def activate() -> Any:
+    """Install the rollout side here, register the transfer backend, and attest.
+
+    vLLM loads its plugins in every process: in the user's own, in the engine core,
+    in each worker, and in a short-lived one that only inspects a model class. In
+    the last nothing is installed. Called again, it returns the same installation.
+
+    Environment:
+        PATCHKIT_ADAPTER: The adapter's name.
+        PATCHKIT_RUN_DIR: Where this process attests.
+        PATCHKIT_ACCEPT: Optional JSON object, symbol to digest, of drifted symbols
+            accepted for this run.
+        PATCHKIT_CONTRACT_DIGEST: Optional; attested, and compared by the driver.
+
+    Raises:
+        PatchkitError: With everything that is wrong; nothing is installed then.
+    """
+    global installation
+    role, rank = process_role()
+    if role == "inspector":
+        return None
+    if installation is not None:
+        return installation
+    adapter, accept = _settings()
+
+    from patchkit.engine import install
+    from patchkit.runtime.sync import register_backend
+
+    made = install(adapter=adapter, side="rollout", accept=accept)
+    try:
+        register_backend()
+        installation = made
+        attest(role=role, rank=rank, installation=made)
+    except BaseException:
+        # All or nothing: a process that cannot attest runs unpatched, and dies.
+        installation = None
+        made.uninstall()
+        raise
+    return made
+
+
+def process_role() -> tuple[str, int]:
+    """Which of vLLM's processes this is, and its rank (-1 if not known yet)."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name == "vllm.model_executor.models.registry":
+        return "inspector", 0
+    from multiprocessing import current_process
+
+    name = current_process().name
+    if match := re.fullmatch(r"VllmWorker-(\d+)", name):
+        return "worker", int(match[1])
+    if match := re.fullmatch(r"EngineCore(?:_DP(\d+))?", name):
+        return "engine-core", int(match[1] or 0)
+    ray = sys.modules.get("ray")
+    if ray is not None and _is_ray_actor(ray):
+        return "worker", -1
+    return "driver", 0
+
+
+def _is_ray_actor(ray: Any) -> bool:
+    return bool(ray.is_initialized() and ray.get_runtime_context().get_actor_id())
+
+
+def _settings() -> tuple[str, Mapping[str, str]]:
+    violations = [
+        Violation(
+            subject=name,
+            problem="not set in this process",
+            expected=what,
+            found="nothing",
+            remedy="set it where the driver sets PATCHKIT_ENABLE, before vLLM starts",
+        )
+        for name, what in (
+            ("PATCHKIT_ADAPTER", "the name of an adapter"),
+            ("PATCHKIT_RUN_DIR", "a folder for attestations, new for each start"),
+        )
+        if not os.environ.get(name)
+    ]
+    accept: Any = {}
+    if text := os.environ.get("PATCHKIT_ACCEPT"):
+        try:
+            accept = json.loads(text)
+        except ValueError as e:
+            accept = e
+        if not isinstance(accept, dict) or not all(isinstance(v, str) for v in accept.values()):
+            violations.append(
+                Violation(
+                    subject="PATCHKIT_ACCEPT",
+                    problem="not a JSON object of digests by symbol",
+                    expected='{"package.module:name": "<digest>"}',
+                    found=text[:200],
+                    remedy="`patchkit check` prints the digests that can be accepted",
+                )
+            )
+    if violations:
+        raise WorkerRefusedError("patchkit cannot be enabled in this process", violations)
+    return os.environ["PATCHKIT_ADAPTER"], accept
