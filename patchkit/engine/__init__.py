@@ -1,1 +1,40 @@
-"""."""
+"""The patch engine: declare, plan, install, verify, undo. It knows no model and no framework."""
+
+from __future__ import annotations
+
+from patchkit.engine._declare import FROZEN, NATIVE, Adapter, Patch, Value
+from patchkit.engine._discover import adapter_names, find_adapter
+from patchkit.engine._install import (
+    exact_context,
+    install,
+    installations,
+    stock_context,
+    trainer_switch,
+)
+from patchkit.engine._installation import Installation
+from patchkit.engine._plan import Plan, PlannedPatch, inspect_plan, plan
+from patchkit.engine._report import RuntimeManifest
+from patchkit.engine._switch import State, Switch
+
+__all__ = [
+    "FROZEN",
+    "NATIVE",
+    "Adapter",
+    "Installation",
+    "Patch",
+    "Plan",
+    "PlannedPatch",
+    "RuntimeManifest",
+    "State",
+    "Switch",
+    "Value",
+    "adapter_names",
+    "exact_context",
+    "find_adapter",
+    "inspect_plan",
+    "install",
+    "installations",
+    "plan",
+    "stock_context",
+    "trainer_switch",
+]

@@ -1,0 +1,408 @@
+"""What will be put into the slots: replacements checked against targets, and dressed as them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from patchkit.engine import _inert as inert
+from patchkit.engine import _shape as shape
+from patchkit.engine._declare import Patch, Value
+from patchkit.engine._inert import MISSING
+from patchkit.engine._switch import Switch
+from patchkit.engine._targets import Target, resolve
+from patchkit.engine.errors import violation
+from patchkit.errors import PatchkitError, Violation
+
+FUNCTION_KINDS = frozenset(
+    {
+        "function",
+        "method",
+        "staticmethod",
+        "classmethod",
+        "property",
+        "cached_property",
+        "cached-function",
+    }
+)
+
+
+class Pair(NamedTuple):
+    """An old object and the one that takes its place."""
+
+    old: Any
+    new: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Built:
+    """The new objects of one patch.
+
+    Attributes:
+        value: The new raw attribute or entry.
+        renamed: Old object -> new object, by identity, for every object that a
+            reference may hold: the raw attribute and the function inside.
+        counted: The function whose calls are hits; None where there is none.
+        notes: What a reader of the plan ought to know.
+    """
+
+    value: Any
+    renamed: tuple[Pair, ...]
+    counted: FunctionType | None
+    notes: tuple[str, ...] = ()
+
+
+def build(
+    patch: Patch, target: Target, facts: Any, switch: Switch | None, find: list[Violation]
+) -> Built | None:
+    """Check the replacement against the target and make the new objects.
+
+    Returns:
+        The new objects, or None after adding violations to ``find``.
+    """
+    before = len(find)
+    _same_as_source(target, facts, find)
+    try:
+        replacement = resolve(patch.replacement)
+    except PatchkitError as error:
+        find.append(
+            violation(
+                patch.symbol,
+                "its replacement cannot be found",
+                expected=str(patch.replacement),
+                found=str(error),
+                remedy="correct the reference in the adapter, or install what it needs",
+            )
+        )
+        return None
+    if patch.action == "value":
+        built = _constant(patch, target, replacement, switch, find)
+    elif patch.action == "register":
+        built = _entry(patch, target, replacement, switch, find)
+    elif target.kind == "class":
+        built = _class(patch, target, replacement, switch, find)
+    elif target.kind in FUNCTION_KINDS:
+        built = _function(patch, target, replacement, switch, find)
+    else:
+        built = None
+        find.append(
+            violation(
+                patch.symbol,
+                f'action "{patch.action}" does not fit',
+                expected="a function, method, property or class",
+                found=inert.describe(target.value),
+                remedy='use action "value" for what is no function',
+            )
+        )
+    return built if len(find) == before else None
+
+
+def _same_as_source(target: Target, facts: Any, find: list[Violation]) -> None:
+    """The live object must be of the kind and signature that the source shows."""
+    if facts is None or facts.kind not in FUNCTION_KINDS | {"class"}:
+        return
+    live = {"cached-function": "method" if facts.kind == "method" else "function"}.get(
+        target.kind, target.kind
+    )
+    if live != facts.kind and not (target.kind == "value" and facts.decorators):
+        find.append(
+            violation(
+                target.symbol,
+                "its kind is not that of the source",
+                expected=f"a {facts.kind}",
+                found=inert.describe(target.value),
+                remedy="somebody replaced it in this process; install before that happens",
+            )
+        )
+        return
+    if target.function is None or target.kind in ("property", "cached_property", "class"):
+        return
+    if facts.decorators or facts.alternatives:
+        return  # decorators may change the signature, branches may choose another one
+    told = shape.difference(
+        shape.static_params(facts.parameters), shape.params(target.function), bound=False
+    )
+    if told:
+        find.append(
+            violation(
+                target.symbol,
+                "its signature is not that of the source",
+                expected=shape.show(shape.static_params(facts.parameters)),
+                found=f"{shape.show(shape.params(target.function))}: {told}",
+                remedy="the file changed after it was imported, or somebody replaced the "
+                "function; start a new process",
+            )
+        )
+
+
+def _function(
+    patch: Patch, target: Target, replacement: Any, switch: Switch | None, find: list[Violation]
+) -> Built | None:
+    old = target.function
+    if old is None:
+        find.append(
+            violation(
+                patch.symbol,
+                "there is no Python function inside",
+                expected="a function written in Python",
+                found=inert.describe(target.value),
+                remedy="patch the Python function that calls it",
+            )
+        )
+        return None
+    if patch.action == "wrap":
+        replacement = _made_by_factory(patch, replacement, old, find)
+        if replacement is None:
+            return None
+    pairs = _pairs(target.value, replacement)
+    new = inert.function_of(replacement)
+    if new is None or pairs is None:
+        find.append(
+            violation(
+                patch.symbol,
+                "its replacement is no plain function",
+                expected=f"a function defined with `def`, for a {target.kind}",
+                found=inert.describe(replacement),
+                remedy="write a function with the target's parameters that calls it",
+            )
+        )
+        return None
+    if switch is not None and target.kind in ("cached_property", "cached-function"):
+        find.append(
+            violation(
+                patch.symbol,
+                "an answer that is cached cannot be switched",
+                expected="a function, method or property on the trainer side",
+                found=f"a {target.kind}: whichever variant ran first would answer for both",
+                remedy="patch the function that uses the answer",
+            )
+        )
+        return None
+    for theirs, ours in pairs:
+        _same_shape(patch, target, theirs, ours, switch, find)
+    made: dict[int, tuple[FunctionType, FunctionType]] = {}
+    choose = switch.selector() if switch is not None else None
+
+    def make(theirs: FunctionType) -> FunctionType:
+        ours = next((o for t, o in pairs if t is theirs), None)
+        if ours is None:
+            return theirs
+        exact = shape.dressed(ours, theirs)
+        installed = exact
+        if switch is not None and choose is not None:
+            installed = shape.switched(theirs, exact, switch, choose)
+        made[id(theirs)] = (installed, exact)
+        return installed
+
+    if any(v.subject == patch.symbol for v in find):
+        return None
+    value = shape.redescribed(target.value, make)
+    renamed = [Pair(target.value, value)]
+    renamed += [Pair(t, made[id(t)][0]) for t, _ in pairs if t is not target.value]
+    chain = [layer for layer in inert.layers(target.value) if type(layer) is FunctionType]
+    notes = []
+    if patch.action == "replace" and len(chain) > 1:
+        homes = ", ".join(inert.home(f) for f in chain[:-1])
+        notes.append(f"replaces its decorators too (code of {homes})")
+    return Built(value, tuple(renamed), made[id(old)][1], tuple(notes))
+
+
+def _made_by_factory(
+    patch: Patch, factory: Any, original: FunctionType, find: list[Violation]
+) -> Any:
+    if not callable(factory):
+        find.append(
+            violation(
+                patch.symbol,
+                "a wrap needs a factory",
+                expected="factory(original) -> function",
+                found=inert.describe(factory),
+                remedy="write `def factory(original): def f(…): …; return f`",
+            )
+        )
+        return None
+    try:
+        return factory(original)
+    except Exception as error:
+        find.append(
+            violation(
+                patch.symbol,
+                "its factory failed",
+                expected="factory(original) -> function",
+                found=f"{type(error).__name__}: {error}",
+                remedy="correct the adapter's factory",
+            )
+        )
+        return None
+
+
+def _pairs(old: Any, new: Any) -> list[Pair] | None:
+    """Which function of the old descriptor is replaced by which of the new."""
+    if issubclass(type(old), property) and issubclass(type(new), property):
+        both = [Pair(getattr(old, f), getattr(new, f)) for f in ("fget", "fset", "fdel")]
+        if any((o is None) is not (n is None) for o, n in both):
+            return None
+        pairs = [pair for pair in both if pair.old is not None]
+    else:
+        pairs = [Pair(inert.function_of(old), inert.function_of(new))]
+    if any(type(o) is not FunctionType or type(n) is not FunctionType for o, n in pairs):
+        return None
+    return pairs
+
+
+def _same_shape(
+    patch: Patch,
+    target: Target,
+    theirs: FunctionType,
+    ours: FunctionType,
+    switch: Switch | None,
+    find: list[Violation],
+) -> None:
+    bound = target.kind not in ("function", "staticmethod")
+    told = shape.difference(shape.params(theirs), shape.params(ours), bound=bound)
+    if told:
+        find.append(
+            violation(
+                patch.symbol,
+                "its replacement has another signature",
+                expected=shape.show(shape.params(theirs)),
+                found=f"{shape.show(shape.params(ours))}: {told}",
+                remedy="give the replacement exactly the target's parameters; "
+                "*args and **kwargs would only hide the next change",
+            )
+        )
+    else:
+        if told := shape.changed_defaults(theirs, ours):
+            find.append(
+                violation(
+                    patch.symbol,
+                    "its replacement has other defaults",
+                    expected="the target's defaults",
+                    found=told,
+                    remedy="repeat the target's defaults; callers rely on them",
+                )
+            )
+    kinds = shape.run_kind(theirs), shape.run_kind(ours)
+    if kinds[0] != kinds[1]:
+        find.append(
+            violation(
+                patch.symbol,
+                "its replacement runs in another way",
+                expected=f"a {kinds[0]}",
+                found=f"a {kinds[1]}",
+                remedy="callers await, iterate or call it: the replacement must be of that kind",
+            )
+        )
+    elif switch is not None and kinds[0] == "async generator function":
+        find.append(
+            violation(
+                patch.symbol,
+                "an async generator cannot be switched",
+                expected="a plain, generator or coroutine function on the trainer side",
+                found=f"an {kinds[0]}",
+                remedy="patch a function that it calls",
+            )
+        )
+
+
+def _class(
+    patch: Patch, target: Target, replacement: Any, switch: Switch | None, find: list[Violation]
+) -> Built | None:
+    if patch.action != "replace" or not inert.is_class(replacement) or switch is not None:
+        find.append(
+            violation(
+                patch.symbol,
+                "a class can only be replaced by a class, and not on the trainer side",
+                expected='action "replace" with a class, on the rollout side',
+                found=f'action "{patch.action}" with {inert.describe(replacement)}',
+                remedy="patch the methods in place: that reaches every user of the class",
+            )
+        )
+        return None
+    try:
+        told = shape.difference(shape.params(target.value), shape.params(replacement), bound=False)
+    except (TypeError, ValueError):
+        told = ""  # no introspectable constructor on one side
+    if told:
+        find.append(
+            violation(
+                patch.symbol,
+                "its replacement has another constructor",
+                expected=shape.show(shape.params(target.value)),
+                found=f"{shape.show(shape.params(replacement))}: {told}",
+                remedy="give the replacement exactly the target's constructor",
+            )
+        )
+    note = "replaces a name: users that took the class elsewhere are rebound where possible"
+    return Built(replacement, (Pair(target.value, replacement),), None, (note,))
+
+
+def _constant(
+    patch: Patch, target: Target, replacement: Any, switch: Switch | None, find: list[Violation]
+) -> Built | None:
+    if switch is not None:
+        find.append(
+            violation(
+                patch.symbol,
+                "a value cannot be switched",
+                expected='"replace" or "wrap" of a function on the trainer side',
+                found="a value that every thread reads",
+                remedy="patch the function that reads it",
+            )
+        )
+        return None
+    if target.kind in FUNCTION_KINDS or target.kind == "class":
+        find.append(
+            violation(
+                patch.symbol,
+                'action "value" does not fit',
+                expected="a constant or an object that is no function",
+                found=inert.describe(target.value),
+                remedy='use "replace": it checks signature and kind',
+            )
+        )
+        return None
+    value = replacement.value if type(replacement) is Value else replacement
+    notes = []
+    if type(value) is not type(target.value):
+        notes.append(f"changes the type: {inert.describe(target.value)} to {inert.describe(value)}")
+    return Built(value, (Pair(target.value, value),), None, tuple(notes))
+
+
+def _entry(
+    patch: Patch, target: Target, replacement: Any, switch: Switch | None, find: list[Violation]
+) -> Built | None:
+    registry = target.value
+    if not all(hasattr(type(registry), n) for n in ("__getitem__", "__setitem__", "__delitem__")):
+        find.append(
+            violation(
+                patch.symbol,
+                "is no registry",
+                expected="a mapping with entries that can be set and deleted",
+                found=inert.describe(registry),
+                remedy="name the mapping behind the registry, and give its own way in as `door`",
+            )
+        )
+        return None
+    try:
+        old = registry[patch.key]
+    except KeyError:
+        old = MISSING
+    new = inert.function_of(replacement)
+    theirs = inert.function_of(old)
+    if new is None:
+        if switch is not None and old is not MISSING:
+            return _constant(patch, target, replacement, switch, find)
+        return Built(replacement, (), None)
+    if theirs is None:  # nothing to be mistaken for, and nothing to switch to
+        copy = shape.twin(new)
+        return Built(copy, (), copy)
+    _same_shape(patch, target, theirs, new, switch, find)
+    if any(v.subject == patch.symbol for v in find):
+        return None
+    exact = shape.dressed(new, theirs)
+    installed = exact
+    if switch is not None:
+        installed = shape.switched(theirs, exact, switch, switch.selector())
+    return Built(installed, (), exact)

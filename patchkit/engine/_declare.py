@@ -1,0 +1,171 @@
+"""Declarations: what an adapter wants changed. Data only, nothing is imported or resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from patchkit.engine._inert import ATOM_TYPES
+from patchkit.engine.errors import DeclarationError
+from patchkit.symbols import Symbol
+
+Action = Literal["replace", "wrap", "value", "register", "dispatch"]
+Side = Literal["rollout", "trainer"]
+SIDES: tuple[Side, ...] = get_args(Side)
+
+# Written in Patch.accepts_unreachable, these stand for holders without a name.
+NATIVE = "native"  # references from C++ or running frames, counted but not visible
+FROZEN = "gc.freeze"  # the collector was frozen: instances and closures cannot be searched
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A literal for ``action="value"`` where the value itself is a string.
+
+    A bare string in ``Patch.replacement`` is always a reference.
+    """
+
+    value: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patch:
+    """One change to one symbol.
+
+    Attributes:
+        symbol: ``package.module:Qual.name``. An inherited member is patched in
+            the class that defines it, unless ``on_subclass`` is set.
+        action: ``replace`` a function, method, property or class; ``wrap`` a
+            function; set a ``value``; ``register`` an entry of a registry;
+            ``dispatch``: override an operator in the torch dispatcher.
+        replacement: A reference ``"module:qualname"``, resolved when the patch
+            is planned, so that declaring imports nothing; or the object. For
+            ``wrap`` it is a factory: ``factory(original)`` returns the function
+            to install, with the original's signature, so that an active wrap
+            costs its own call and no trampoline.
+        versions: PEP 440 specifiers of the target's package. Outside of them
+            the patch does not apply.
+        reason: Why the change is needed.
+        consequence: What goes wrong numerically when it is left out.
+        until: When it can be deleted.
+        depends_on: Symbols the replacement relies on; they are reviewed too.
+        accepts_unreachable: Names of references (as ``patchkit check`` prints
+            them; a trailing ``*`` is a prefix match) that may go on to hold
+            the old object.
+        required: Whether the canary must reach it.
+        key: For ``register`` the entry; for ``dispatch`` the dispatch key
+            (``"CPU"``, ``"CUDA"`` …).
+        door: For ``register``: a reference to ``door(registry, key, value)``
+            that enters the value where ``registry[key] = value`` is not the
+            registry's own way.
+        on_subclass: Write an inherited member into the class that was named.
+        rebind_instances: Rebind live instances that bound the old function.
+        caches: ``functools`` caches whose answers depend on the target; they
+            are cleared at install and at undo.
+        stacks_on: Other patched symbols of the same method resolution order
+            (or decorator chain) that this one knowingly runs on top of.
+    """
+
+    symbol: str
+    action: Action
+    replacement: Any
+    reason: str
+    consequence: str
+    until: str
+    versions: str = ""
+    depends_on: tuple[str, ...] = ()
+    accepts_unreachable: tuple[str, ...] = ()
+    required: bool = True
+    key: str | None = None
+    door: str = ""
+    on_subclass: bool = False
+    rebind_instances: bool = False
+    caches: tuple[str, ...] = ()
+    stacks_on: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        problems = []
+        Symbol.parse(self.symbol)
+        if self.action not in get_args(Action):
+            problems.append(f"action {self.action!r} is none of {', '.join(get_args(Action))}")
+        for field in ("reason", "consequence", "until"):
+            if not getattr(self, field).strip():
+                problems.append(f"{field} is empty: say it for whoever reads this in a year")
+        if self.action in ("register", "dispatch") and not self.key:
+            problems.append(f'action "{self.action}" needs a key')
+        if self.action not in ("register", "dispatch") and self.key:
+            problems.append(f'action "{self.action}" takes no key')
+        for field in ("depends_on", "accepts_unreachable", "caches", "stacks_on"):
+            if isinstance(getattr(self, field), str):
+                problems.append(f"{field} is a string; write a tuple")
+        if isinstance(self.replacement, str):
+            Symbol.parse(self.replacement)
+        if problems:
+            raise DeclarationError(f"the patch of {self.symbol}", problems)
+
+    @property
+    def identity(self) -> str:
+        """The symbol, with the key for actions that have one."""
+        return f"{self.symbol}[{self.key}]" if self.key else self.symbol
+
+    @property
+    def replacement_name(self) -> str:
+        """The replacement in words that are equal in every process."""
+        value = self.replacement
+        if isinstance(value, str):
+            return value
+        if isinstance(value, Value):
+            return repr(value.value)
+        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+        if isinstance(module, str) and isinstance(name, str):
+            return f"{module}:{name}"
+        return repr(value) if type(value) in ATOM_TYPES else type(value).__name__
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """What one model, or one model-independent change, patches on each side.
+
+    Attributes:
+        name: As in the entry-point group ``patchkit.adapters``.
+        rollout: Patches of the inference engine's process, in order.
+        trainer: Patches of the training process, in order; they act inside
+            ``exact_context()`` only.
+        relies_on: Symbols that are not patched but must be as reviewed.
+        reviewed: The reviewed digests, ``reviewed.json`` or its content. With
+            None nothing counts as reviewed, and every output says so.
+        profiles: The folder with the adapter's profiles.
+        weight_map: Reference to the adapter's weight map.
+        manifests: Folders with manifests of the adapter's own.
+        after: Adapters that this one may be layered on, on the same symbol.
+    """
+
+    name: str
+    rollout: tuple[Patch, ...] = ()
+    trainer: tuple[Patch, ...] = ()
+    relies_on: tuple[str, ...] = ()
+    reviewed: Path | Mapping[str, Any] | None = None
+    profiles: Path | None = None
+    weight_map: str | None = None
+    manifests: tuple[Path, ...] = ()
+    after: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not self.name.isidentifier():
+            problems.append(f"the name {self.name!r} is no identifier")
+        for field in ("rollout", "trainer", "relies_on", "manifests", "after"):
+            if not isinstance(getattr(self, field), tuple):
+                problems.append(f"{field} is no tuple")
+        if problems:
+            raise DeclarationError(f"adapter {self.name!r}", problems)
+        for symbol in self.relies_on:
+            Symbol.parse(symbol)
+
+    def patches(self, side: str) -> tuple[Patch, ...]:
+        """The patches of one side, in order."""
+        if side not in SIDES:
+            raise DeclarationError(f"side {side!r}", ['it is neither "rollout" nor "trainer"'])
+        return self.rollout if side == "rollout" else self.trainer

@@ -1,0 +1,280 @@
+"""The handle of a committed plan."""
+
+from __future__ import annotations
+
+from types import FunctionType, TracebackType
+from typing import Any, Literal
+
+from patchkit.engine import _inert as inert
+from patchkit.engine import _journal as journal
+from patchkit.engine import _process as process
+from patchkit.engine import _residue as residue
+from patchkit.engine._declare import Adapter
+from patchkit.engine._journal import Entry
+from patchkit.engine._plan import Plan, PlannedPatch
+from patchkit.engine._report import RuntimeManifest, runtime_manifest
+from patchkit.engine._slots import same
+from patchkit.engine._switch import Switch
+from patchkit.engine._targets import resolve
+from patchkit.engine.errors import (
+    NoInstallationError,
+    ProcessBoundError,
+    UndoRefusedError,
+    VerificationError,
+    violation,
+)
+from patchkit.errors import Violation
+
+State = Literal["pending", "active", "broken", "undone"]
+
+
+class Installation:
+    """What is installed, as long as it is.
+
+    Made by :func:`patchkit.engine.install`; also a context manager that undoes
+    itself. Belongs to its process: it can be neither pickled nor copied.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._patches: list[PlannedPatch] = list(plan.patches)
+        self._journal: list[Entry] = []
+        self._state: State = "undone"
+        self._broken = ""
+        self._claims = 0
+        self.hits: dict[str, int] = {}
+
+    # -- what it is ---------------------------------------------------------
+
+    @property
+    def adapter(self) -> Adapter:
+        return self._plan.adapter
+
+    @property
+    def side(self) -> str:
+        return self._plan.side
+
+    @property
+    def switch(self) -> Switch | None:
+        """The switch of a trainer side."""
+        return self._plan.switch
+
+    @property
+    def state(self) -> State:
+        """*pending* while a module is awaited, *active*, *broken* (see verify), or *undone*."""
+        return self._state
+
+    @property
+    def unreviewed(self) -> dict[str, str]:
+        """symbol -> digest of what was installed without a review."""
+        return dict(self._plan.unreviewed)
+
+    @property
+    def manifest(self) -> RuntimeManifest:
+        """What is installed, for comparison with other processes and as evidence."""
+        return runtime_manifest(self._plan, self._patches, self._state, self.hits)
+
+    def __repr__(self) -> str:
+        return f"<Installation {self.adapter.name} {self.side}: {self._state}>"
+
+    # -- doing and undoing --------------------------------------------------
+
+    def _commit(self) -> None:
+        """Write the plan; the caller holds the lock."""
+        self._journal = journal.commit(self._plan.entries)
+        self._take_ownership(self._patches)
+        self._settle_state()
+
+    def _take_ownership(self, patches: list[PlannedPatch]) -> None:
+        for planned in patches:
+            for new in _new_functions(planned):
+                process.own(new, self.adapter.name, self.side, planned.patch.symbol)
+        _clear_caches(patches)
+
+    def _settle_state(self) -> None:
+        self._state = "pending" if any(p.pending for p in self._patches) else "active"
+
+    def verify(self) -> None:
+        """Compare every slot with the journal, by identity.
+
+        Cheap enough for every training step.
+
+        Raises:
+            VerificationError: With each slot that holds something else, and whose it is.
+        """
+        with process.lock:
+            if self._state == "undone":
+                raise NoInstallationError(
+                    f"active installation of {self.adapter.name!r} ({self.side})",
+                    _installed_names(),
+                )
+            wrong = [self._told(entry, "is no longer installed") for entry in self._differing()]
+            if self._broken:
+                wrong.append(
+                    violation(
+                        self._broken,
+                        "was executed again",
+                        expected="one execution",
+                        found="a reload; what it patched is gone",
+                        remedy="uninstall() and install() again",
+                    )
+                )
+            if wrong:
+                self._state = "broken"
+                raise VerificationError(
+                    f"adapter {self.adapter.name!r} ({self.side}) is not what was installed", wrong
+                )
+            if self._state == "broken":
+                self._settle_state()
+
+    def _differing(self) -> list[Entry]:
+        return [e for e in self._journal if not same(e.slot.read(), e.after)]
+
+    def _told(self, entry: Entry, problem: str) -> Violation:
+        found = entry.slot.read()
+        return violation(
+            entry.slot.name,
+            problem,
+            expected=inert.describe(entry.after),
+            found=_whose(found, entry),
+            remedy=_way_out(found, entry),
+        )
+
+    def uninstall(self, *, leave: tuple[str, ...] = ()) -> None:
+        """Put every slot back to what it held, checked before the first is touched.
+
+        Args:
+            leave: Names of slots (as the refusal prints them) that somebody else
+                has taken and that are to stay as they are.
+
+        Raises:
+            UndoRefusedError: A slot holds what someone else put there.
+        """
+        with process.lock:
+            if self._state == "undone":
+                return
+            taken = {id(e) for e in self._differing()}
+            refused = [
+                self._told(e, "somebody is on top of the patch")
+                for e in self._journal
+                if id(e) in taken and e.slot.name not in leave
+            ]
+            if refused:
+                raise UndoRefusedError(
+                    f"adapter {self.adapter.name!r} ({self.side}) cannot be undone", refused
+                )
+            entries = [e for e in self._journal if id(e) not in taken]
+            if self.switch is not None:
+                with self.switch.closed():
+                    self._undo(entries)
+            else:
+                self._undo(entries)
+
+    def _undo(self, entries: list[Entry]) -> None:
+        journal.restore(entries)
+        self._state = "undone"
+        self._claims = 0
+        process.installations.pop((self.adapter.name, self.side), None)
+        for planned in self._patches:
+            for new in _new_functions(planned):
+                process.disown(new)
+        _clear_caches(self._patches)
+        for planned in self._patches:
+            for old, new in _leftovers(planned):
+                residue.make_inert(new, old)
+
+    # -- context manager ----------------------------------------------------
+
+    def __enter__(self) -> Installation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give back the claim of one install() call; the last one undoes."""
+        with process.lock:
+            self._claims -= 1
+            if self._claims <= 0:
+                self.uninstall()
+
+    # -- bound to the process -----------------------------------------------
+
+    def __reduce__(self) -> Any:
+        raise ProcessBoundError(repr(self))
+
+    def __copy__(self) -> Any:
+        raise ProcessBoundError(repr(self))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise ProcessBoundError(repr(self))
+
+
+def _new_functions(planned: PlannedPatch) -> list[Any]:
+    if planned.built is None:
+        return []
+    objects = [planned.built.value, inert.function_of(planned.built.value)]
+    objects += [new for _, new in planned.built.renamed]
+    return [o for o in objects if o is not None and type(o) not in inert.ATOM_TYPES]
+
+
+def _leftovers(planned: PlannedPatch) -> list[tuple[FunctionType, FunctionType]]:
+    """(original, installed) of the functions that somebody may have kept."""
+    if planned.built is None:
+        return []
+    pairs = []
+    for old, new in planned.built.renamed:
+        theirs, ours = inert.function_of(old), inert.function_of(new)
+        if theirs is not None and ours is not None and not inert.is_class(new):
+            pairs.append((theirs, ours))
+    return list({id(new): (old, new) for old, new in pairs}.values())
+
+
+def _clear_caches(patches: list[PlannedPatch]) -> None:
+    for planned in patches:
+        for symbol in planned.patch.caches:
+            module = inert.loaded(symbol.partition(":")[0])
+            if module is not None:
+                resolve(symbol).cache_clear()
+
+
+def _whose(found: Any, entry: Entry) -> str:
+    holder = process.owner(found) or next(
+        filter(None, map(process.owner, inert.layers(found))), None
+    )
+    if holder is not None:
+        return f"the patch of adapter {holder[0]!r} ({holder[1]} side) of {holder[2]}"
+    function = inert.function_of(found)
+    if function is not None:
+        return f"{inert.describe(found)}, code of {inert.home(function)}"
+    return inert.describe(found)
+
+
+def _way_out(found: Any, entry: Entry) -> str:
+    holder = process.owner(found)
+    if holder is not None:
+        return f"uninstall adapter {holder[0]!r} first"
+    if found is entry.before:
+        return "somebody put the original back; find out who, then uninstall() works"
+    if _executed_again(found, entry):
+        return (
+            "its module was executed again (reload); uninstall("
+            f"leave=({entry.slot.name!r},)) and install again"
+        )
+    return f"remove that first, or give the slot up: uninstall(leave=({entry.slot.name!r},))"
+
+
+def _executed_again(found: Any, entry: Entry) -> bool:
+    new, old = inert.function_of(found), inert.function_of(entry.before)
+    if new is None or old is None:
+        return inert.is_class(found) and inert.is_class(entry.before)
+    return (
+        new.__code__.co_filename == old.__code__.co_filename
+        and new.__qualname__ == old.__qualname__
+    )
+
+
+def _installed_names() -> list[str]:
+    return [f"{name} ({side})" for name, side in process.installations]

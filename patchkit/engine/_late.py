@@ -1,0 +1,184 @@
+"""Too late is an error: code that is under way, answers that are given, and frozen objects."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from types import AsyncGeneratorType, CodeType, CoroutineType, FunctionType, GeneratorType
+from typing import Any
+
+from patchkit.engine import _inert as inert
+from patchkit.engine import _shape as shape
+from patchkit.engine._declare import FROZEN, Patch
+from patchkit.engine._references import Reference
+from patchkit.engine._targets import Target
+from patchkit.engine.errors import violation
+from patchkit.errors import Violation
+
+_SUSPENDED = {
+    GeneratorType: ("gi_code", "gi_frame", "generator"),
+    CoroutineType: ("cr_code", "cr_frame", "coroutine"),
+    AsyncGeneratorType: ("ag_code", "ag_frame", "async generator"),
+}
+
+Live = list[tuple[Patch, Target, Any]]
+
+
+def too_late(live: Live, found: list[Reference]) -> list[Violation]:
+    """Everything for which this installation comes too late."""
+    return [*_running(live), *_suspended(live), *_frozen(live), *_cached(live), *_instances(live)]
+
+
+def _codes(target: Target) -> set[CodeType]:
+    return {f.__code__ for f in inert.layers(target.value) if type(f) is FunctionType}
+
+
+def _running(live: Live) -> list[Violation]:
+    frames: dict[CodeType, str] = {}
+    for thread, frame in sys._current_frames().items():
+        current: Any = frame
+        while current is not None:
+            where = f"line {current.f_lineno} of {current.f_code.co_filename}, thread {thread}"
+            frames.setdefault(current.f_code, where)
+            current = current.f_back
+    found = []
+    for patch, target, _ in live:
+        for code in _codes(target) & set(frames):
+            found.append(
+                violation(
+                    patch.symbol,
+                    "too late: it is running",
+                    expected="no call under way",
+                    found=frames[code],
+                    remedy="install before it is called, or after it has returned",
+                )
+            )
+    return found
+
+
+def _suspended(live: Live) -> list[Violation]:
+    wanted: dict[CodeType, Patch] = {}
+    for patch, target, _ in live:
+        function = target.function
+        if function is not None and any(
+            shape.run_kind(f) != "plain function"
+            for f in inert.layers(target.value)
+            if type(f) is FunctionType
+        ):
+            wanted |= dict.fromkeys(_codes(target), patch)
+    if not wanted:
+        return []
+    found = []
+    for value in gc.get_objects():
+        names = _SUSPENDED.get(type(value))
+        if names is None or getattr(value, names[1]) is None:
+            continue
+        patch_of = wanted.get(getattr(value, names[0]))
+        if patch_of is not None:
+            found.append(
+                violation(
+                    patch_of.symbol,
+                    f"too late: a {names[2]} of it is suspended",
+                    expected="none under way",
+                    found=f"one at line {getattr(value, names[1]).f_lineno}",
+                    remedy="exhaust, await or close it first",
+                )
+            )
+    return found
+
+
+def _frozen(live: Live) -> list[Violation]:
+    count = gc.get_freeze_count()
+    if not count:
+        return []
+    return [
+        violation(
+            patch.symbol,
+            "too late: gc.freeze() was called, holders cannot be found",
+            expected="no frozen objects (an inference engine freezes them when it starts)",
+            found=f"{count} objects that the collector does not show",
+            remedy="install before the engine is constructed; or, if nothing frozen uses the "
+            f"old object, add accepts_unreachable=({FROZEN!r},) to the patch",
+        )
+        for patch, target, _ in live
+        if FROZEN not in patch.accepts_unreachable and target.function is not None
+    ]
+
+
+def _cached(live: Live) -> list[Violation]:
+    """functools caches in the target's module that hold answers made by the old function."""
+    found = []
+    for patch, target, _ in live:
+        function = target.function
+        if function is None:
+            continue
+        space = function.__globals__
+        for name, value in list(space.items()):
+            if type(value) is not inert.LRU_CACHE or value is target.value:
+                continue
+            symbol = f"{inert.home(function)}:{name}"
+            inner = inert.function_of(value)
+            size = value.cache_info().currsize
+            if inner is None or not size or symbol in patch.caches:
+                continue
+            names = inner.__code__.co_names
+            uses = any(space.get(n) is target.value for n in names) or (
+                inert.is_class(target.owner) and target.attribute in names
+            )
+            if uses and inner.__globals__ is space:
+                found.append(
+                    violation(
+                        patch.symbol,
+                        "too late: answers of it are cached",
+                        expected=f"an empty cache in {symbol}, or a declared one",
+                        found=f"{size} cached answers",
+                        remedy=f"add caches=({symbol!r},) to the patch: it is then cleared at "
+                        "install and at undo",
+                    )
+                )
+    return found
+
+
+def _instances(live: Live) -> list[Violation]:
+    """Live instances that have what a patch would change: classes and cached properties."""
+    found = []
+    for patch, target, _ in live:
+        cls = target.value if target.kind == "class" else target.owner
+        if target.kind not in ("class", "cached_property"):
+            continue
+        holders = gc.get_referrers(cls)
+        instances = [h for h in holders if cls in inert.mro(type(h))]
+        if target.kind == "cached_property":
+            instances = [
+                h
+                for sub in (cls, *_subclasses(cls))
+                for h in gc.get_referrers(sub)
+                if type(h) is sub and target.attribute in _space(h)
+            ]
+        if instances:
+            what = "instances of it exist" if target.kind == "class" else "instances have cached it"
+            found.append(
+                violation(
+                    patch.symbol,
+                    f"too late: {what}",
+                    expected="none",
+                    found=str(len(instances)),
+                    remedy="install before they are built"
+                    + ("; or patch the methods in place" if target.kind == "class" else ""),
+                )
+            )
+    return found
+
+
+def _subclasses(cls: Any) -> list[Any]:
+    found = []
+    for sub in type.__subclasses__(cls):
+        found += [sub, *_subclasses(sub)]
+    return found
+
+
+def _space(value: Any) -> dict[str, Any]:
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}

@@ -1,0 +1,341 @@
+"""Preflight: everything is resolved, checked and built; nothing is changed.
+
+All violations are collected before any is reported. The plan that comes out
+lists every slot, what it holds, and what it will hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+from patchkit.engine import _foreign as foreign
+from patchkit.engine import _inert as inert
+from patchkit.engine import _process as process
+from patchkit.engine import _references as references
+from patchkit.engine._build import Built, Pair, build
+from patchkit.engine._declare import Adapter, Patch
+from patchkit.engine._discover import find_adapter, side_of
+from patchkit.engine._holders import settle
+from patchkit.engine._inert import MISSING
+from patchkit.engine._journal import Entry
+from patchkit.engine._late import too_late
+from patchkit.engine._review import Review
+from patchkit.engine._slots import AttributeSlot, RegistrySlot, Slot
+from patchkit.engine._switch import Switch
+from patchkit.engine._targets import Target, locate, resolve
+from patchkit.engine.errors import PreflightError, violation
+from patchkit.errors import PatchkitError, Violation
+from patchkit.symbols import Symbol, SymbolFacts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedPatch:
+    """What one patch will do, or, while its module is not imported, is waiting to do.
+
+    Attributes:
+        patch: The declaration.
+        target: The live target; None while the module is not imported.
+        facts: What its source says; None where there is no source.
+        entries: The slots to be written, the target's own first.
+        built: The new objects.
+        kept: References that stay as they are, because the replacement uses them
+            to reach the original.
+        accepted: References that stay as they are, because the adapter accepts that.
+        notes: What a reader of the plan ought to know.
+    """
+
+    patch: Patch
+    target: Target | None
+    facts: SymbolFacts | None
+    entries: tuple[Entry, ...] = ()
+    built: Built | None = None
+    kept: tuple[str, ...] = ()
+    accepted: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def pending(self) -> bool:
+        return self.target is None
+
+    @property
+    def module(self) -> str:
+        return Symbol.parse(self.patch.symbol).module
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """The result of a preflight.
+
+    Attributes:
+        adapter: The adapter.
+        side: "rollout" or "trainer".
+        patches: What will be done, in order.
+        skipped: Patches that are not for the installed versions.
+        violations: What stands against it; only `inspect_plan` returns a plan with any.
+        unreviewed: symbol -> digest of what is let through without a review.
+        versions: package -> installed version.
+        switch: The switch of a trainer side.
+    """
+
+    adapter: Adapter
+    side: str
+    patches: tuple[PlannedPatch, ...]
+    skipped: tuple[Patch, ...]
+    violations: tuple[Violation, ...]
+    unreviewed: Mapping[str, str]
+    versions: Mapping[str, str]
+    accept: Mapping[str, str] = field(default_factory=dict)
+    switch: Switch | None = None
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [entry for planned in self.patches for entry in planned.entries]
+
+
+references.bookkeeping |= {Target, PlannedPatch, Plan, Built, Pair, Entry, Patch}
+
+
+def plan(
+    adapter: str | Adapter, side: str | None = None, *, accept: Mapping[str, str] | None = None
+) -> Plan:
+    """Preflight; raises a PreflightError with everything that stands against it."""
+    result = inspect_plan(adapter, side, accept=accept)
+    if result.violations:
+        raise PreflightError(
+            f"adapter {result.adapter.name!r} cannot be installed on the {result.side} side",
+            result.violations,
+        )
+    return result
+
+
+def inspect_plan(
+    adapter: str | Adapter, side: str | None = None, *, accept: Mapping[str, str] | None = None
+) -> Plan:
+    """The same, with the violations in the plan: for showing, not for installing."""
+    if isinstance(adapter, str):
+        adapter = find_adapter(adapter)
+    chosen_side = side_of(adapter, side)
+    review = Review(adapter, accept or {})
+    applying, skipped = [], []
+    for patch in adapter.patches(chosen_side):
+        (applying if review.applies(patch) else skipped).append(patch)
+    switch = Switch(adapter.name) if chosen_side == "trainer" else None
+    _declared_well(adapter, chosen_side, applying, skipped, review)
+    planned = prepare(applying, review, switch)
+    for symbol in adapter.relies_on:
+        review.judge(symbol)
+    for symbol in accept or {}:
+        if symbol not in review.unreviewed:
+            review.violations.append(
+                violation(
+                    symbol,
+                    "a digest is accepted that nothing needs",
+                    expected="a symbol whose found digest was never reviewed",
+                    found=(accept or {})[symbol],
+                    remedy="leave it out: a stale exception would hide the next drift",
+                )
+            )
+    return Plan(
+        adapter,
+        chosen_side,
+        tuple(planned),
+        tuple(skipped),
+        tuple(review.violations),
+        dict(review.unreviewed),
+        {p: v for p, v in review.versions.items() if v},
+        dict(accept or {}),
+        switch,
+    )
+
+
+def prepare(patches: list[Patch], review: Review, switch: Switch | None) -> list[PlannedPatch]:
+    """Plan patches together, those whose modules are loaded to the last slot."""
+    live: list[tuple[Patch, Target, SymbolFacts | None]] = []
+    planned: dict[int, PlannedPatch] = {}
+    for patch in patches:
+        found = locate(Symbol.parse(patch.symbol), on_subclass=patch.on_subclass)
+        if isinstance(found, Violation):
+            review.violations.append(found)
+            continue
+        facts = review.judge(patch.symbol, live=found is not None)
+        for symbol in patch.depends_on:
+            review.judge(symbol)
+        if found is None:
+            planned[id(patch)] = PlannedPatch(patch, None, facts)
+        else:
+            _nobody_else(patch, found, facts, review)
+            live.append((patch, found, facts))
+    _one_slot_each(live, review)
+    # Replacements are imported before the scan, so that it sees the references they
+    # make, and built after it, so that it does not see those that wrappers make.
+    for patch, _, _ in live:
+        _try_resolve(patch)
+    olds = _old_objects(live)
+    found_references = references.find(olds, ignored=process.bookkeeping_ids())
+    unseen = references.hidden(olds)
+    review.violations += too_late(live, found_references)
+    for patch, target, facts in live:
+        built = build(patch, target, facts, switch, review.violations)
+        if built is not None:
+            planned[id(patch)] = _with_slots(
+                patch, target, facts, built, found_references, unseen, review
+            )
+    return [planned[id(patch)] for patch in patches if id(patch) in planned]
+
+
+def _declared_well(
+    adapter: Adapter, side: str, applying: list[Patch], skipped: list[Patch], review: Review
+) -> None:
+    if not applying:
+        listing = "; ".join(f"{p.symbol} {p.versions}" for p in skipped) or "none declared"
+        packages = {Symbol.parse(p.symbol).package for p in skipped}
+        versions = ", ".join(f"{p} {review.version(p) or '(not installed)'}" for p in packages)
+        review.violations.append(
+            violation(
+                f"adapter {adapter.name!r}",
+                f"no patch of its {side} side is for what is installed",
+                expected=listing,
+                found=versions or "nothing to do",
+                remedy="install a version the adapter supports (`patchkit matrix`)",
+            )
+        )
+    seen: dict[str, Patch] = {}
+    for patch in applying:
+        if (first := seen.setdefault(patch.identity, patch)) is not patch:
+            review.violations.append(
+                violation(
+                    patch.identity,
+                    "two patches of one adapter match",
+                    expected="one patch per symbol and version",
+                    found=f"versions {first.versions or 'any'!r} and {patch.versions or 'any'!r}",
+                    remedy="make their `versions` exclude each other",
+                )
+            )
+
+
+def _nobody_else(patch: Patch, target: Target, facts: Any, review: Review) -> None:
+    """Other adapters and foreign patchers on the target."""
+    holder = next(filter(None, map(process.owner, inert.layers(target.held))), None)
+    if holder is not None and holder[0] not in review.adapter.after:
+        review.violations.append(
+            violation(
+                patch.symbol,
+                "another adapter has patched it",
+                expected="the original",
+                found=f"the patch of adapter {holder[0]!r} ({holder[1]} side)",
+                remedy=f"if this one belongs on top, declare after=({holder[0]!r},) in "
+                f"adapter {review.adapter.name!r}; else uninstall the other first",
+            )
+        )
+    for who in foreign.others(target, facts, process.is_ours):
+        review.violations.append(
+            violation(
+                patch.symbol,
+                "somebody else has patched it",
+                expected=f"the function defined in {facts.file}:{facts.line}"
+                if facts is not None
+                else "the function as its own package defines it",
+                found=who,
+                remedy="remove the other patch, or install before it is applied",
+            )
+        )
+
+
+def _one_slot_each(live: list[tuple[Patch, Target, Any]], review: Review) -> None:
+    """No slot twice, and no method twice along one method resolution order."""
+    seen: dict[tuple[int, str, str | None], Patch] = {}
+    for patch, target, _ in live:
+        place = (id(target.owner), target.attribute, patch.key)
+        first = seen.setdefault(place, patch)
+        if first is not patch and first.symbol != patch.symbol:
+            review.violations.append(
+                violation(
+                    patch.symbol,
+                    "it is the same slot as another patch's",
+                    expected="one patch per slot",
+                    found=f"{first.symbol}, defined in {target.slot_name}",
+                    remedy="patch the defining class once, or set on_subclass=True",
+                )
+            )
+    for i, (patch, target, _) in enumerate(live):
+        for other, theirs, _ in live[:i]:
+            if _related(target, theirs) and not (
+                other.symbol in patch.stacks_on or patch.symbol in other.stacks_on
+            ):
+                review.violations.append(
+                    violation(
+                        patch.symbol,
+                        "the same method is wrapped in a base class too",
+                        expected="one wrapper per call",
+                        found=f"{other.symbol}, which super() can reach",
+                        remedy=f"wrap only one of them, or say stacks_on=({other.symbol!r},)",
+                    )
+                )
+
+
+def _related(one: Target, two: Target) -> bool:
+    if one.attribute != two.attribute or one.owner is two.owner:
+        return False
+    if not (inert.is_class(one.owner) and inert.is_class(two.owner)):
+        return False
+    return one.owner in inert.mro(two.owner) or two.owner in inert.mro(one.owner)
+
+
+def _try_resolve(patch: Patch) -> None:
+    try:
+        resolve(patch.replacement)
+    except PatchkitError:
+        return  # build() reports it, with the rest
+
+
+def _old_objects(live: list[tuple[Patch, Target, Any]]) -> references.Olds:
+    """Every object that a reference to a target may hold; the caller's list alone holds them."""
+    olds: dict[int, Any] = {}
+    for patch, target, _ in live:
+        if patch.action in ("register", "dispatch") or target.held is MISSING:
+            continue
+        if type(target.value) not in inert.ATOM_TYPES:
+            olds[id(target.value)] = target.value
+        if target.kind in ("staticmethod", "classmethod"):  # `alias = C.m` holds the function
+            olds[id(target.function)] = target.function
+    return references.Olds(olds.values())
+
+
+def _with_slots(
+    patch: Patch,
+    target: Target,
+    facts: SymbolFacts | None,
+    built: Built,
+    found: list[references.Reference],
+    unseen: dict[int, int],
+    review: Review,
+) -> PlannedPatch:
+    slot: Slot
+    if patch.action == "register":
+        name = f"{target.slot_name}[{patch.key!r}]"
+        door = resolve(patch.door) if patch.door else None
+        slot = RegistrySlot(target.value, patch.key, door, name)
+        entries = [Entry(slot, slot.read(), built.value)]
+        return PlannedPatch(patch, target, facts, tuple(entries), built, notes=built.notes)
+    slot = AttributeSlot(target.owner, target.attribute, target.slot_name)
+    entries = [Entry(slot, target.held, built.value)]
+    settled = settle(patch, target, built, found, unseen)
+    review.violations += settled.violations
+    entries += settled.entries
+    return PlannedPatch(
+        patch,
+        target,
+        facts,
+        tuple(entries),
+        built,
+        settled.kept,
+        settled.accepted,
+        built.notes + settled.notes,
+    )
+
+
+def counted(planned: PlannedPatch) -> FunctionType | None:
+    return planned.built.counted if planned.built is not None else None

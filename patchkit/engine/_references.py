@@ -1,0 +1,358 @@
+"""Who holds the old object: every reference, found by identity, without running foreign code.
+
+The collector knows which objects refer to which, so one pass over its lists
+finds all holders at any depth, in C. What it can't see (C++, running frames)
+is counted: a reference count above the number of references found is told.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from types import CellType, FrameType, FunctionType, MethodType
+from typing import Any
+
+from patchkit.engine import _inert as inert
+from patchkit.engine import _shape as shape
+from patchkit.engine._slots import AttributeSlot, CellSlot, DefaultSlot, IndexSlot, ItemSlot, Slot
+
+_DEPTH = 3  # how far up owners are looked for to find a name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """One reference to an old object.
+
+    Attributes:
+        name: Where it is, in words that are equal from run to run.
+        obj: The old object.
+        slot: The place, if it can be written; None if not.
+        held: What the slot holds: the object, or a bound method of it.
+        why: Why it can't be written.
+        instance: Whether a live instance holds it.
+        holder: Identity of the object that holds it.
+    """
+
+    name: str
+    obj: Any
+    slot: Slot | None
+    held: Any
+    why: str = ""
+    instance: bool = False
+    holder: int = 0
+
+
+class Olds(list[Any]):
+    """The old objects of one plan; a type of its own, so that scans pass over it."""
+
+
+# Objects of these types are the engine's own bookkeeping. Filled by the modules that define them.
+bookkeeping: set[type] = {Reference, Olds}
+
+
+class _Index:
+    """Modules by the identity of their dict, and owners of what has no name itself."""
+
+    def __init__(self, ignored: set[int]) -> None:
+        self.ignored = ignored
+        self.modules = {
+            id(inert.namespace(module)): name
+            for name, module in list(sys.modules.items())
+            if inert.is_module(module)
+        }
+        self.owners: dict[int, list[Any]] = {}
+
+    def referrers(self, objects: list[Any]) -> list[Any]:
+        found = gc.get_referrers(*objects) if objects else []
+        own = self.ignored | {id(objects)}
+        return [
+            r
+            for r in found
+            if id(r) not in own and type(r) is not FrameType and type(r) not in bookkeeping
+        ]
+
+    def learn(self, objects: list[Any]) -> None:
+        """Find the owners of objects, and theirs, up to where a name is."""
+        for _ in range(_DEPTH):
+            unknown = [o for o in objects if id(o) not in self.owners and not self.named(o)]
+            if not unknown:
+                return
+            self.ignored |= {id(unknown), id(objects)}
+            found = self.referrers(unknown)
+            self.ignored.add(id(found))
+            wanted = {id(o) for o in unknown}
+            for o in unknown:
+                self.owners[id(o)] = []
+            for owner in found:
+                for held in gc.get_referents(owner):
+                    if id(held) in wanted:
+                        self.owners[id(held)].append(owner)
+            objects = found
+
+    def named(self, value: Any) -> str:
+        """The name of a module dict, class or function; empty for everything else."""
+        if type(value) is dict and id(value) in self.modules:
+            return self.modules[id(value)]
+        if inert.is_class(value):
+            return inert.class_name(value)
+        if type(value) is FunctionType:
+            return f"{value.__module__}:{value.__qualname__}"
+        return ""
+
+    def path(self, value: Any, depth: int = _DEPTH) -> str:
+        """A name for a holder, through its owners where it has none itself."""
+        if name := self.named(value):
+            return name
+        for owner in self.owners.get(id(value), ()):
+            base = self.path(owner, depth - 1) if depth else ""
+            if not base:
+                continue
+            if type(owner) is dict and id(owner) in self.modules:
+                key = next((k for k, v in dict.items(owner) if v is value), "?")
+                return f"{base}:{key}"
+            if type(owner) is FunctionType or type(value) is dict:
+                return base
+            return f"{base} (in a {type(owner).__name__})"
+        kind = inert.class_name(type(value))
+        return f"an instance of {kind}" if _has_dict(value) else f"a {type(value).__name__}"
+
+
+def _has_dict(value: Any) -> bool:
+    return type(value).__flags__ & (1 << 9) != 0 and not inert.is_class(value)  # heap types
+
+
+def find(objects: Iterable[Any], *, ignored: Iterable[int] = ()) -> list[Reference]:
+    """All references to the objects, but those of the engine itself.
+
+    Args:
+        objects: The old objects: raw attributes and the functions inside.
+        ignored: Identities of containers of the caller.
+    """
+    olds = Olds(objects)
+    index = _Index(set(ignored) | {id(olds)})
+    index.ignored |= {id(index.ignored), id(index.__dict__), id(index.owners)}
+    index.ignored |= {id(cell) for f in shape.made for cell in f.__closure__ or ()}
+    holders = index.referrers(olds)
+    index.ignored.add(id(holders))
+    methods = [h for h in holders if type(h) is MethodType]
+    index.ignored.add(id(methods))
+    index.learn([h for h in holders if not index.named(h)])
+    by_id = {id(o): o for o in olds}
+    index.ignored.add(id(by_id))
+    return [
+        reference
+        for holder in holders
+        for reference in _inside(holder, by_id, index, lambda held, old: held)
+    ]
+
+
+Rewrap = Callable[[Any, Any], Any]
+
+
+def _inside(holder: Any, olds: dict[int, Any], index: _Index, wrap: Rewrap) -> list[Reference]:
+    """The references that one holder has."""
+    found: list[Reference] = []
+    kind = type(holder)
+    name = index.path(holder)
+
+    def add(where: str, old: Any, slot: Slot | None, why: str = "", instance: bool = False) -> None:
+        held = slot.read() if slot is not None else old
+        found.append(Reference(where, old, slot, held, why, instance, id(holder)))
+
+    if kind is dict:
+        return _in_dict(holder, olds, index)
+    if kind is list:
+        for i, item in enumerate(holder):
+            if id(item) in olds:
+                where = f"{name}[{i}]"
+                add(where, item, IndexSlot(holder, i, where))
+    elif kind is CellType:
+        for function in _functions_of_cell(holder, index):
+            closure = function.__closure__ or ()
+            i = next((i for i, cell in enumerate(closure) if cell is holder), None)
+            if i is not None:
+                where = f"{index.named(function)}.<closure>.{function.__code__.co_freevars[i]}"
+                add(where, holder.cell_contents, CellSlot(holder, where))
+                return found
+        add(f"closure variable of {name}", holder.cell_contents, CellSlot(holder, name))
+    elif kind is tuple:
+        for function in index.owners.get(id(holder), ()):
+            if type(function) is FunctionType and function.__defaults__ is holder:
+                for i, item in enumerate(holder):
+                    if id(item) in olds:
+                        where = f"{index.named(function)}.__defaults__[{i}]"
+                        add(where, item, DefaultSlot(function, i, where))
+                return found
+        for i, item in enumerate(holder):
+            if id(item) in olds:
+                add(f"{name}[{i}]", item, None, "a tuple cannot be changed")
+    elif kind is MethodType:
+        return _in_method(holder, olds, index)
+    elif inert.is_class(holder):
+        for attribute, value in inert.namespace(holder).items():
+            if id(value) in olds:
+                where = f"{name}.{attribute}"
+                add(where, value, AttributeSlot(holder, attribute, where))
+        for base in type.__dict__["__bases__"].__get__(holder):
+            if id(base) in olds:
+                add(f"{name}.__bases__", base, None, "subclasses keep their base")
+    elif kind is FunctionType:
+        return found  # its dicts, tuples and cells are holders of their own
+    else:
+        for held in gc.get_referents(holder):
+            if id(held) in olds and not (inert.is_class(held) and type(holder) is held):
+                add(_other(holder, name), held, None, f"a {kind.__name__} cannot be changed")
+    return found
+
+
+def _other(holder: Any, name: str) -> str:
+    if type(holder) is partial:
+        return f"functools.partial at {name}"
+    return name
+
+
+def _functions_of_cell(cell: CellType, index: _Index) -> Iterable[FunctionType]:
+    for closure in index.owners.get(id(cell), ()):
+        for function in index.owners.get(id(closure), ()):
+            if type(function) is FunctionType:
+                yield function
+
+
+def _in_dict(holder: dict[Any, Any], olds: dict[int, Any], index: _Index) -> list[Reference]:
+    found = []
+    module = index.modules.get(id(holder))
+    owner = None if module else next(iter(index.owners.get(id(holder), ())), None)
+    name = index.path(holder)
+    for key, value in list(dict.items(holder)):
+        if id(key) in olds:
+            found.append(Reference(f"key of {name}", key, None, key, "a key cannot be changed"))
+        if id(value) not in olds:
+            continue
+        instance = False
+        if module:
+            where = f"{module}:{key}"
+            slot: Slot = AttributeSlot(inert.loaded(module), key, where)
+            if slot.read() is not value:  # the module was taken out of sys.modules meanwhile
+                slot = ItemSlot(holder, key, where)
+        elif owner is not None and inert.is_class(owner) and inert.raw(owner, key) is value:
+            where = f"{name}.{key}"
+            slot = AttributeSlot(owner, key, where)
+        elif type(owner) is FunctionType:
+            part = "__kwdefaults__" if owner.__kwdefaults__ is holder else "__dict__"
+            where = f"{name}.{part}[{key!r}]"
+            slot = ItemSlot(holder, key, where)
+        else:
+            instance = owner is not None and _is_instance_dict(owner, holder)
+            label = f"{name}.{key}" if instance else f"{name}[{_key(key)}]"
+            slot, where = ItemSlot(holder, key, label), label
+        found.append(Reference(where, value, slot, value, "", instance))
+    return found
+
+
+def _key(key: Any) -> str:
+    return repr(key) if type(key) in inert.ATOM_TYPES else type(key).__name__
+
+
+def _is_instance_dict(owner: Any, space: dict[Any, Any]) -> bool:
+    if type(owner) in (dict, list, tuple, set, frozenset, CellType) or inert.is_module(owner):
+        return False
+    try:
+        return object.__getattribute__(owner, "__dict__") is space
+    except AttributeError:
+        return False
+
+
+def _in_method(method: MethodType, olds: dict[int, Any], index: _Index) -> list[Reference]:
+    """A bound method: who holds it matters, the method itself cannot be changed."""
+    old = method.__func__
+    if id(old) not in olds:
+        return []
+    of = f"bound to an instance of {inert.class_name(type(method.__self__))}"
+    if inert.is_class(method.__self__):
+        of = f"bound to {inert.class_name(method.__self__)}"
+    found = []
+    for owner in index.owners.get(id(method), ()):
+        space = owner
+        if type(owner) is not dict:
+            try:
+                space = object.__getattribute__(owner, "__dict__")
+            except AttributeError:
+                space = None
+        if type(space) is dict:
+            for key, value in list(space.items()):
+                if value is method:
+                    where = f"{index.path(owner)}:{_key(key).strip(chr(39))} ({of})"
+                    is_module = id(space) in index.modules
+                    slot = ItemSlot(space, key, where)
+                    found.append(Reference(where, old, slot, method, "", not is_module))
+            continue
+        if type(owner) is list:
+            for i, value in enumerate(owner):
+                if value is method:
+                    where = f"{index.path(owner)}[{i}] ({of})"
+                    found.append(
+                        Reference(where, old, IndexSlot(owner, i, where), method, "", True)
+                    )
+            continue
+        where = f"{index.path(owner)} ({of})"
+        why = f"a {type(owner).__name__} holds the bound method"
+        found.append(Reference(where, old, None, method, why, True))
+    return found
+
+
+def hidden(objects: Olds) -> dict[int, int]:
+    """For each object, how many references neither the collector nor a frame shows.
+
+    C++ registries hold objects without telling the collector. Local variables
+    of running frames do too, and are counted apart: a variable is no caller.
+    The caller must hold the objects in collectable containers only.
+    """
+    excess: dict[int, int] = {}
+    for attempt in range(3):
+        excess = _excess(objects)
+        if not any(count > 0 for count in excess.values()):
+            break
+        time.sleep(0.002 * attempt)  # other threads may just have been calling it
+    return {key: count for key, count in excess.items() if count > 0}
+
+
+def _excess(objects: Olds) -> dict[int, int]:
+    visible = dict.fromkeys(map(id, objects), 0)
+    # Before the collector is asked: looking at locals makes dicts, which it then shows.
+    for identity in _in_local_variables(visible):
+        visible[identity] += 1
+    holders = gc.get_referrers(*objects) if objects else []
+    for holder in holders:
+        if type(holder) is not FrameType:
+            for held in gc.get_referents(holder):
+                if id(held) in visible:
+                    visible[id(held)] += 1
+            held = None
+    holder = holders = None  # a holder can be one of the objects: a list of them would count
+    return {
+        # One for the list of arguments of getrefcount itself.
+        id(objects[i]): sys.getrefcount(objects[i]) - 1 - visible[id(objects[i])]
+        for i in range(len(objects))
+    }
+
+
+def _in_local_variables(wanted: dict[int, int]) -> list[int]:
+    found = []
+    for top in sys._current_frames().values():
+        frame: FrameType | None = top
+        while frame is not None:
+            code = frame.f_code
+            if code.co_flags & inspect.CO_OPTIMIZED:  # not a module or class body
+                plain = set(code.co_varnames) - set(code.co_cellvars)
+                found += [
+                    id(value)
+                    for name, value in frame.f_locals.items()
+                    if name in plain and id(value) in wanted
+                ]
+            frame = frame.f_back
+    return found

@@ -1,0 +1,173 @@
+"""The runtime manifest: what is installed in this process, as data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+from patchkit.engine import _inert as inert
+from patchkit.engine import _shape as shape
+from patchkit.errors import PatchkitError
+from patchkit.symbols import find_facts
+
+if TYPE_CHECKING:
+    from patchkit.engine._plan import Plan, PlannedPatch
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeManifest:
+    """What is installed, comparable between processes.
+
+    Attributes:
+        compared: What the digest covers: patches and identities.
+        told: What it does not: process, state, slots, hits, time.
+    """
+
+    compared: Mapping[str, Any]
+    told: Mapping[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """Equal in every process of one side and role, whatever its pid and paths are."""
+        return digest_of(self.compared)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "digest": self.digest, **self.compared, **self.told}
+
+    def __str__(self) -> str:
+        return json.dumps(self.as_dict(), indent=1, sort_keys=True)
+
+
+def digest_of(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
+
+
+def runtime_manifest(
+    plan: Plan, patches: list[PlannedPatch], state: str, hits: Mapping[str, int]
+) -> RuntimeManifest:
+    compared = {
+        "adapter": plan.adapter.name,
+        "side": plan.side,
+        "versions": dict(sorted(plan.versions.items())),
+        "unreviewed": dict(sorted(plan.unreviewed.items())),
+        "patches": [_compared(planned) for planned in patches],
+        "skipped": sorted(f"{p.identity} {p.versions}" for p in plan.skipped),
+    }
+    told = {
+        "state": state,
+        "pid": os.getpid(),
+        "python": platform.python_version(),
+        "time": time.time(),
+        "reviewed": not plan.unreviewed,
+        "slots": {p.patch.identity: _slots(p) for p in patches},
+        "hits": {p.patch.identity: hits.get(p.patch.identity, 0) for p in patches},
+    }
+    return RuntimeManifest(compared, told)
+
+
+def _compared(planned: PlannedPatch) -> dict[str, Any]:
+    patch, facts = planned.patch, planned.facts
+    return {
+        "symbol": patch.symbol,
+        "key": patch.key,
+        "action": patch.action,
+        "replacement": patch.replacement_name,
+        "required": patch.required,
+        "before": _identity_of_target(planned),
+        "source_digest": facts.digest if facts is not None else None,
+        "after": identity_of_replacement(patch.replacement),
+    }
+
+
+def _identity_of_target(planned: PlannedPatch) -> dict[str, Any]:
+    """Equal while a patch is pending and after: from the source, not the live object."""
+    facts = planned.facts
+    if facts is None:
+        target = planned.target
+        return live_identity(target.value) if target is not None else {}
+    return {
+        "symbol": facts.inherited_from or planned.patch.symbol,
+        "file": facts.file,
+        "line": facts.line,
+        "kind": facts.kind,
+        "code": facts.body_digest,
+    }
+
+
+def identity_of_replacement(replacement: Any) -> dict[str, Any]:
+    """Where the replacement is written and what its code is, the same on every machine."""
+    reference = replacement
+    if not isinstance(reference, str):
+        function = inert.function_of(replacement)
+        if function is None:
+            return {"value": inert.describe(replacement)}
+        reference = f"{inert.home(function)}:{function.__qualname__}"
+    facts = None
+    if "<" not in reference and isinstance(reference, str):
+        try:
+            facts = find_facts(reference)
+        except (PatchkitError, ImportError):
+            facts = None
+    if facts is not None:
+        return {
+            "symbol": reference,
+            "file": facts.file,
+            "line": facts.line,
+            "kind": facts.kind,
+            "code": facts.digest,
+        }
+    return {
+        "symbol": reference,
+        **({} if isinstance(replacement, str) else live_identity(replacement)),
+    }
+
+
+def live_identity(value: Any) -> dict[str, Any]:
+    """The same of an object without source; its code digest depends on the Python version."""
+    function = inert.function_of(value)
+    if function is None:
+        return {"value": inert.describe(value), "kind": inert.kind_of(value, None)}
+    code = function.__code__
+    return {
+        "symbol": f"{function.__module__}:{function.__qualname__}",
+        "file": inert.short_file(code.co_filename, inert.home(function)),
+        "line": code.co_firstlineno,
+        "kind": inert.kind_of(value, None),
+        "code": code_digest(function),
+        "parameters": shape.show(shape.params(function)),
+    }
+
+
+def code_digest(function: FunctionType) -> str:
+    digest = hashlib.sha256()
+
+    def feed(code: CodeType) -> None:
+        digest.update(code.co_code)
+        digest.update(repr(code.co_names).encode())
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                feed(constant)
+            else:
+                digest.update(repr(constant).encode())
+
+    feed(function.__code__)
+    return digest.hexdigest()[:32]
+
+
+def _slots(planned: PlannedPatch) -> dict[str, Any]:
+    return {
+        "written": [entry.slot.name for entry in planned.entries],
+        "kept": list(planned.kept),
+        "accepted": list(planned.accepted),
+        "pending": planned.pending,
+    }
