@@ -19,6 +19,18 @@ def exp32(x: Tensor) -> Tensor:
     return torch.exp(x.float().contiguous())
 
 
+def _unit_sum(weights: Tensor) -> Tensor:
+    """Exact sum of a last dimension whose largest element is exactly 1 (or NaN)."""
+    # The quantum is known: no pass over the data to find it.
+    scale = torch.ones((), dtype=torch.float64, device=weights.device)
+    return exact_sum(weights, scale=scale)
+
+
+def exp_sum(shifted: Tensor) -> Tensor:
+    """Exact sum of ``exp`` over a last dimension whose largest element is 0: ``[..., 1]``."""
+    return _unit_sum(exp32(shifted))
+
+
 def shifted_exp(x: Tensor) -> tuple[Tensor, Tensor]:
     """``exp(x - max)`` over the last dimension and its exact sum.
 
@@ -26,9 +38,7 @@ def shifted_exp(x: Tensor) -> tuple[Tensor, Tensor]:
         ``[..., K]`` float32 in [0, 1], and ``[..., 1]`` float64.
     """
     weights = exp32(x - x.detach().amax(-1, keepdim=True))
-    # The largest weight is exactly 1, so the quantum is known: no second pass.
-    scale = torch.ones((), dtype=torch.float64, device=x.device)
-    return weights, exact_sum(weights, scale=scale)
+    return weights, _unit_sum(weights)
 
 
 class _SiluMul(torch.autograd.Function):
@@ -49,5 +59,5 @@ class _SiluMul(torch.autograd.Function):
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """``silu(gate) * up`` of ``[..., 2F]`` (gate first), float32 inside, rounded once: ``[..., F]``."""
+    """``silu(gate) * up`` of ``[..., 2F]``, gate first: ``[..., F]``, rounded once from float32."""
     return _SiluMul.apply(gate_up)

@@ -5,8 +5,8 @@ mask allows: not on the other rows, on how a prompt was cut into chunks, on the
 padding of the batch or on where the pages of the cache lie.
 
 Agreed roundings: scores float32, softmax weights float32, the weighted sum of
-values exact and divided by the exact sum of weights, one rounding to the
-stream's dtype.
+values exact and divided by the exact sum of weights, rounded to float32, then
+to the stream's dtype.
 
 Shapes: B sequences, T queries, L keys, H query heads, G key/value heads,
 R = H / G query heads per key/value head, D head size.
@@ -60,9 +60,29 @@ def _masked_scores(scores: Tensor, allowed_BTL: Tensor) -> Tensor:
     return scores.masked_fill(~allowed, float("-inf"))
 
 
+def _scaled_values(v_BLGD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Pre-rounded values in [-1, 1], the power of two taken out per key, and the broken keys.
+
+    A key whose value holds a NaN or an infinity (an unused slot of a cache, or a
+    damaged neighbour) becomes zero here, because 0 * NaN is NaN: it must not
+    reach a row that is not allowed to see it. ``[B, G, L]`` bool, or None.
+    """
+    values = v_BLGD.transpose(1, 2).contiguous()
+    scale = magnitude(values)
+    finite = torch.isfinite(scale)
+    broken = None
+    if not bool(finite.all()):
+        broken = ~finite[..., 0]
+        values = values.masked_fill(~finite, 0.0)
+        scale = magnitude(values)
+    # Division by a power of two is exact: rounding after it is the same rounding.
+    one = torch.ones((), dtype=torch.float64, device=values.device)
+    return preround(values.double() * scale.reciprocal(), _VALUE_BITS, one), scale[..., 0], broken
+
+
 def _forward_block(
     q_BTHD: Tensor, keys_BGLD: Tensor, values_BGLD: Tensor, value_scale_BGL: Tensor,
-    allowed_BTL: Tensor, scale: float,
+    broken_BGL: Tensor | None, allowed_BTL: Tensor, scale: float,
 ) -> Tensor:
     """One block of query rows against pre-rounded keys and values."""
     groups = keys_BGLD.shape[1]
@@ -77,7 +97,10 @@ def _forward_block(
     scaled = weights.double() * value_scale_BGL[:, :, None, :]
     summed = torch.matmul(preround(scaled, _WEIGHT_BITS, magnitude(scaled)), values_BGLD)
     out = summed.add_(0.0).div_(total).masked_fill_(empty, 0.0)
-    return _ungrouped(out, q_BTHD.shape[1]).to(q_BTHD.dtype)
+    if broken_BGL is not None:
+        seen = torch.matmul(allowed_BTL[:, None].float(), broken_BGL[..., None].float()) > 0
+        out.masked_fill_(seen.repeat(1, 1, q_BTHD.shape[2] // groups, 1), torch.nan)
+    return _ungrouped(out.float(), q_BTHD.shape[1]).to(q_BTHD.dtype)
 
 
 class _Attention(torch.autograd.Function):
@@ -89,17 +112,15 @@ class _Attention(torch.autograd.Function):
         ctx.scale = scale
         check_terms("attention", k_BLGD.shape[1], _WEIGHT_BITS + _VALUE_BITS)
         check_terms("attention (head size)", k_BLGD.shape[-1], 2 * OPERAND_BITS)
-        # What nobody attends to may be uninitialised memory: 0 * NaN is NaN.
-        unused = ~allowed_BTL.any(1)
-        values = v_BLGD.masked_fill(unused[:, :, None, None], 0.0).transpose(1, 2).contiguous()
+        if not q_BTHD.numel():
+            return torch.empty_like(q_BTHD)
         keys = preround(k_BLGD.transpose(1, 2).contiguous(), OPERAND_BITS)
-        value_scale = magnitude(values)
-        values = preround(values, _VALUE_BITS, value_scale).div_(value_scale)
+        values, value_scale, broken = _scaled_values(v_BLGD)
         per_token = q_BTHD.shape[0] * q_BTHD.shape[2] * k_BLGD.shape[1]
         step = max(1, _BLOCK_ELEMENTS // max(1, per_token))
         blocks = [
             _forward_block(
-                q_BTHD[:, start : start + step], keys, values, value_scale[..., 0],
+                q_BTHD[:, start : start + step], keys, values, value_scale, broken,
                 allowed_BTL[:, start : start + step], scale,
             )
             for start in range(0, q_BTHD.shape[1], step)
@@ -110,13 +131,17 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad_BTHD: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q_BTHD, k_BLGD, v_BLGD, allowed_BTL = ctx.saved_tensors
         tokens, groups = q_BTHD.shape[1], k_BLGD.shape[2]
+        if not q_BTHD.numel():
+            return q_BTHD, torch.zeros_like(k_BLGD), torch.zeros_like(v_BLGD), None, None
+        # What nobody attends to may be uninitialised memory, and 0 * NaN is NaN.
         unused = ~allowed_BTL.any(1)
         q = _grouped(q_BTHD, groups).float()
-        k = k_BLGD.transpose(1, 2).float()
+        k = k_BLGD.masked_fill(unused[:, :, None, None], 0.0).transpose(1, 2).float()
         v = v_BLGD.masked_fill(unused[:, :, None, None], 0.0).transpose(1, 2).float()
         grad = _grouped(grad_BTHD, groups).float()
         scores = _masked_scores(torch.matmul(q, k.transpose(-1, -2)) * ctx.scale, allowed_BTL)
-        weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)
+        empty = scores.amax(-1, keepdim=True) == float("-inf")
+        weights = torch.softmax(scores, dim=-1).masked_fill(empty, 0.0)
         grad_v = torch.matmul(weights.transpose(-1, -2), grad)
         grad_weights = torch.matmul(grad, v.transpose(-1, -2))
         inner = (grad_weights * weights).sum(-1, keepdim=True)

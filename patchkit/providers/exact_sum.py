@@ -48,20 +48,28 @@ class ReductionTooLongError(ValueError):
         )
 
 
+# Exponent bits of a float64, and what stands in for the magnitude of zero: any
+# power of two would do, a tiny one takes no precision from what it is mixed with.
+_EXPONENT = 0x7FF0000000000000
+_ZERO_MAGNITUDE = 2.0**-960
+
+
 def magnitude(x: Tensor) -> Tensor:
     """Smallest power of two that is above every ``|x|`` of the last dimension.
 
     Args:
-        x: ``[..., K]``, any floating dtype.
+        x: ``[..., K]``, bf16, float16, float32, or float64 within the range of
+            float32. K is at least 1.
 
     Returns:
-        ``[..., 1]`` float64; 1 for an all-zero row; NaN where the row holds a
-        NaN or an infinity, so that the damage shows in that row and only there.
+        ``[..., 1]`` float64; tiny for an all-zero row; infinite where the row
+        holds a NaN or an infinity, which :func:`preround` turns into NaN, so that
+        the damage shows in that row and only there.
     """
     top = x.detach().abs().amax(-1, keepdim=True).double()
-    _, exponent = torch.frexp(top)  # top = m * 2**exponent, 0.5 <= m < 1
-    power = torch.ldexp(torch.ones_like(top), exponent)
-    return torch.where(torch.isfinite(top), power, torch.full_like(top, torch.nan))
+    # 2**floor(log2(top)), read off the bits: no pow, whose accuracy is a library's.
+    power = (top.view(torch.int64) & _EXPONENT).view(torch.float64)
+    return power.mul_(2.0).clamp_min_(_ZERO_MAGNITUDE)
 
 
 def preround(x: Tensor, bits: int, scale: Tensor | None = None) -> Tensor:

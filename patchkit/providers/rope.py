@@ -13,23 +13,24 @@ from torch import Tensor
 
 
 @lru_cache(maxsize=16)
-def _cos_sin_table(rotary_dim: int, base: float, length: int) -> tuple[Tensor, Tensor]:
+def _cos_sin_table(
+    rotary_dim: int, base: float, length: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines for positions 0 to length-1: two ``[length, rotary_dim/2]`` float32.
 
     Computed once for all positions, so that a position's bits cannot depend on
-    which positions were asked for together.
+    which positions were asked for together, and on the CPU whatever the device,
+    so that they cannot depend on that either.
     """
     # Tensors made under inference mode could not be saved for backward later.
     with torch.inference_mode(False), torch.no_grad():
         exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
         inverse_frequency = 1.0 / (base**exponent)
         angle = torch.arange(length, dtype=torch.float32)[:, None] * inverse_frequency[None, :]
-        return angle.cos(), angle.sin()
+        return angle.cos().to(device), angle.sin().to(device)
 
 
-def rotate(
-    x_THD: Tensor, positions_T: Tensor, *, base: float, max_position: int
-) -> Tensor:
+def rotate(x_THD: Tensor, positions_T: Tensor, *, base: float, max_position: int) -> Tensor:
     """Rotate every head by its token's absolute position.
 
     Args:
@@ -45,7 +46,7 @@ def rotate(
     ``transformers`` ``rotate_half``.
     """
     half = x_THD.shape[-1] // 2
-    cos, sin = _cos_sin_table(2 * half, float(base), int(max_position))
+    cos, sin = _cos_sin_table(2 * half, float(base), int(max_position), x_THD.device)
     cos_T1d = cos[positions_T][:, None, :]
     sin_T1d = sin[positions_T][:, None, :]
     x = x_THD.float()
