@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from patchkit.engine._inert import ATOM_TYPES
 from patchkit.engine.errors import DeclarationError
+from patchkit.errors import ConfigurationError
 from patchkit.symbols import Symbol
 
 Action = Literal["replace", "wrap", "value", "register", "dispatch"]
@@ -66,6 +67,8 @@ class Patch:
             are cleared at install and at undo.
         stacks_on: Other patched symbols of the same method resolution order
             (or decorator chain) that this one knowingly runs on top of.
+        profiles: Names of the adapter's profiles that it belongs to; empty: all.
+        always: On the trainer side: acts outside ``exact_context()`` as well.
     """
 
     symbol: str
@@ -84,6 +87,8 @@ class Patch:
     rebind_instances: bool = False
     caches: tuple[str, ...] = ()
     stacks_on: tuple[str, ...] = ()
+    profiles: tuple[str, ...] = ()
+    always: bool = False
 
     def __post_init__(self) -> None:
         problems = []
@@ -97,7 +102,7 @@ class Patch:
             problems.append(f'action "{self.action}" needs a key')
         if self.action not in ("register", "dispatch") and self.key:
             problems.append(f'action "{self.action}" takes no key')
-        for field in ("depends_on", "accepts_unreachable", "caches", "stacks_on"):
+        for field in ("depends_on", "accepts_unreachable", "caches", "stacks_on", "profiles"):
             if isinstance(getattr(self, field), str):
                 problems.append(f"{field} is a string; write a tuple")
         if isinstance(self.replacement, str):
@@ -140,6 +145,13 @@ class Adapter:
         weight_map: Reference to the adapter's weight map.
         manifests: Folders with manifests of the adapter's own.
         after: Adapters that this one may be layered on, on the same symbol.
+        default_profile: The profile that holds where none is named.
+        covers: Reference to ``covers(config) -> list[Violation]``: what of a
+            model's ``config.json`` the claim does not cover.
+        logprobs: Reference to ``logprobs(logits, tokens)``: the trainer's
+            selected-token log-probabilities.
+        tiny_model: Reference to ``tiny_model(folder, *, seed, **changes)``, which
+            writes a small checkpoint for demo and conformance.
     """
 
     name: str
@@ -151,6 +163,10 @@ class Adapter:
     weight_map: str | None = None
     manifests: tuple[Path, ...] = ()
     after: tuple[str, ...] = ()
+    default_profile: str = ""
+    covers: str | None = None
+    logprobs: str | None = None
+    tiny_model: str | None = None
 
     def __post_init__(self) -> None:
         problems = []
@@ -169,3 +185,23 @@ class Adapter:
         if side not in SIDES:
             raise DeclarationError(f"side {side!r}", ['it is neither "rollout" nor "trainer"'])
         return self.rollout if side == "rollout" else self.trainer
+
+    @property
+    def profile_names(self) -> tuple[str, ...]:
+        """Every profile that a patch belongs to, and the default one."""
+        named = {name for patch in (*self.rollout, *self.trainer) for name in patch.profiles}
+        return tuple(sorted(named | ({self.default_profile} - {""})))
+
+    def profile(self, name: str | None) -> str:
+        """The profile that ``name`` means; None and "" mean the default one.
+
+        Raises:
+            ConfigurationError: The adapter has no such profile.
+        """
+        chosen = name or self.default_profile
+        if chosen and chosen not in self.profile_names:
+            raise ConfigurationError(
+                f"adapter {self.name!r} has no profile {chosen!r}; it has: "
+                + (", ".join(self.profile_names) or "none")
+            )
+        return chosen

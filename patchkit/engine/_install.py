@@ -18,7 +18,11 @@ from patchkit.engine.errors import (
 
 
 def install(
-    adapter: str | Adapter, side: str | None = None, *, accept: Mapping[str, str] | None = None
+    adapter: str | Adapter,
+    side: str | None = None,
+    *,
+    accept: Mapping[str, str] | None = None,
+    profile: str | None = None,
 ) -> Installation:
     """Verify all, write all, and return the handle.
 
@@ -28,6 +32,7 @@ def install(
         adapter: Its name, or the declaration itself.
         side: "rollout" or "trainer"; may be left out where only one is possible.
         accept: symbol -> digest of drifted symbols to let through, unreviewed.
+        profile: Which of the adapter's profiles; its default one if None.
 
     Raises:
         PreflightError: With every violation; nothing was changed.
@@ -36,13 +41,14 @@ def install(
     if isinstance(adapter, str):
         adapter = find_adapter(adapter)
     chosen = side_of(adapter, side)
+    profile = adapter.profile(profile)
     with process.lock:
-        if (known := _known(adapter, chosen, accept)) is not None:
+        if (known := _known(adapter, chosen, accept, profile)) is not None:
             return known
     # Replacements are imported here: not under the lock, see process.
-    planned = plan(adapter, chosen, accept=accept)
+    planned = plan(adapter, chosen, accept=accept, profile=profile)
     with process.lock:
-        if (known := _known(adapter, chosen, accept)) is not None:
+        if (known := _known(adapter, chosen, accept, profile)) is not None:
             return known  # another thread was faster
         installation = Installation(planned)
         installation._commit()
@@ -51,7 +57,9 @@ def install(
         return installation
 
 
-def _known(adapter: Adapter, side: str, accept: Mapping[str, str] | None) -> Installation | None:
+def _known(
+    adapter: Adapter, side: str, accept: Mapping[str, str] | None, profile: str
+) -> Installation | None:
     known = process.installations.get((adapter.name, side))
     if known is None:
         return None
@@ -61,6 +69,8 @@ def _known(adapter: Adapter, side: str, accept: Mapping[str, str] | None) -> Ins
         raise AlreadyInstalledError(adapter.name, side, "with another definition")
     if known._plan.accept != dict(accept or {}):
         raise AlreadyInstalledError(adapter.name, side, "with other accepted digests")
+    if known._plan.profile != profile:
+        raise AlreadyInstalledError(adapter.name, side, f"with profile {known._plan.profile!r}")
     known._claims += 1
     return known
 

@@ -78,6 +78,7 @@ class Plan:
         unreviewed: symbol -> digest of what is let through without a review.
         versions: package -> installed version.
         switch: The switch of a trainer side.
+        profile: The adapter's profile that decides which patches apply.
     """
 
     adapter: Adapter
@@ -89,6 +90,7 @@ class Plan:
     versions: Mapping[str, str]
     accept: Mapping[str, str] = field(default_factory=dict)
     switch: Switch | None = None
+    profile: str = ""
 
     @property
     def entries(self) -> list[Entry]:
@@ -99,10 +101,14 @@ references.bookkeeping |= {Target, PlannedPatch, Plan, Built, Pair, Entry, Patch
 
 
 def plan(
-    adapter: str | Adapter, side: str | None = None, *, accept: Mapping[str, str] | None = None
+    adapter: str | Adapter,
+    side: str | None = None,
+    *,
+    accept: Mapping[str, str] | None = None,
+    profile: str | None = None,
 ) -> Plan:
     """Preflight; raises a PreflightError with everything that stands against it."""
-    result = inspect_plan(adapter, side, accept=accept)
+    result = inspect_plan(adapter, side, accept=accept, profile=profile)
     if result.violations:
         raise PreflightError(
             f"adapter {result.adapter.name!r} cannot be installed on the {result.side} side",
@@ -112,7 +118,11 @@ def plan(
 
 
 def inspect_plan(
-    adapter: str | Adapter, side: str | None = None, *, accept: Mapping[str, str] | None = None
+    adapter: str | Adapter,
+    side: str | None = None,
+    *,
+    accept: Mapping[str, str] | None = None,
+    profile: str | None = None,
 ) -> Plan:
     """The same, with the violations in the plan: for showing, not for installing."""
     if isinstance(adapter, str):
@@ -120,7 +130,10 @@ def inspect_plan(
     chosen_side = side_of(adapter, side)
     review = Review(adapter, accept or {})
     applying, skipped = [], []
+    chosen_profile = adapter.profile(profile)
     for patch in adapter.patches(chosen_side):
+        if patch.profiles and chosen_profile not in patch.profiles:
+            continue
         (applying if review.applies(patch) else skipped).append(patch)
     switch = Switch(adapter.name) if chosen_side == "trainer" else None
     _declared_well(adapter, chosen_side, applying, skipped, review)
@@ -148,6 +161,7 @@ def inspect_plan(
         {p: v for p, v in review.versions.items() if v},
         dict(accept or {}),
         switch,
+        chosen_profile,
     )
 
 
@@ -178,7 +192,7 @@ def prepare(patches: list[Patch], review: Review, switch: Switch | None) -> list
     unseen = references.hidden(olds)
     review.violations += too_late(live, found_references)
     for patch, target, facts in live:
-        built = build(patch, target, facts, switch, review.violations)
+        built = build(patch, target, facts, None if patch.always else switch, review.violations)
         if built is not None:
             planned[id(patch)] = _with_slots(
                 patch, target, facts, built, found_references, unseen, review

@@ -58,6 +58,7 @@ def runtime_manifest(
     compared = {
         "adapter": plan.adapter.name,
         "side": plan.side,
+        "profile": plan.profile,
         "versions": dict(sorted(plan.versions.items())),
         "unreviewed": dict(sorted(plan.unreviewed.items())),
         "patches": [_compared(planned) for planned in patches],
