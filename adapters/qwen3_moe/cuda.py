@@ -1,0 +1,138 @@
+"""The CUDA patches of Qwen3-MoE: declarations only, nothing heavy is imported.
+
+``vllm_bi`` takes vLLM's batch-invariant mode as it is and replaces one symbol of
+it; the trainer then reproduces that engine's roundings at one fixed topology.
+``vllm_bi_fast`` also chooses tiles by the number of rows, which on this chip
+changes no bit: the same trainer matches both.
+"""
+
+from __future__ import annotations
+
+from patchkit.engine import Patch
+
+VLLM_BI = ("vllm_bi", "vllm_bi_fast")
+VLLM_BI_FAST = ("vllm_bi_fast",)
+
+_ROLLOUT = "patchkit_adapters.qwen3_moe.cuda_rollout:"
+_TRAINER = "patchkit_adapters.qwen3_moe.cuda_trainer:"
+_LAYERS = "vllm.model_executor.layers."
+_MOE = _LAYERS + "fused_moe."
+_HF = "transformers.models.qwen3_moe.modeling_qwen3_moe:"
+
+# The only vLLM that these operators were compared with.
+_VLLM = ">=0.26,<0.27"
+_TRANSFORMERS = ">=5.17,<5.18"
+_UNTIL_TRAINER = "transformers lets the trainer name the operator instead of replacing the method"
+
+CUDA_ROLLOUT: tuple[Patch, ...] = (
+    Patch(
+        symbol=_LAYERS + "layernorm:rms_norm_batch_invariant",
+        action="replace",
+        replacement=_ROLLOUT + "rms_norm",
+        versions=_VLLM,
+        profiles=VLLM_BI,
+        reason="the residual sum is rounded before the norm reads it, behind an opaque operator",
+        consequence="inductor fuses the add (one rounding less) and picks the reduction of the "
+        "q/k norms by timing: two starts of one engine can differ in their last bits",
+        until="vLLM's batch-invariant RMSNorm is an opaque operator that rounds the residual sum",
+    ),
+    Patch(
+        symbol=_LAYERS + "linear:linear_batch_invariant",
+        action="replace",
+        replacement=_ROLLOUT + "linear",
+        versions=_VLLM,
+        profiles=VLLM_BI_FAST,
+        reason="a tile for few rows in decode; the same sum in the same order",
+        consequence="none in the bits; decode computes 128 rows where it needs 1 to 64",
+        until="vLLM's matmul_persistent chooses its tile by the number of rows",
+    ),
+    Patch(
+        symbol=_LAYERS + "vocab_parallel_embedding:linear_batch_invariant",
+        action="replace",
+        replacement=_ROLLOUT + "linear",
+        versions=_VLLM,
+        profiles=VLLM_BI_FAST,
+        reason="a tile for few rows in the output layer; the same sum in the same order",
+        consequence="none in the bits; the output layer computes rows that nobody reads",
+        until="vLLM's matmul_persistent chooses its tile by the number of rows",
+    ),
+    Patch(
+        symbol=_MOE + "fused_moe:get_default_config",
+        action="replace",
+        replacement=_ROLLOUT + "expert_tile",
+        versions=_VLLM,
+        profiles=VLLM_BI_FAST,
+        reason="the tiles that vLLM ships for this GPU; batch-invariant mode takes a fixed one",
+        consequence="none in the bits; the experts run with a tile that fits no batch size well",
+        until="vLLM uses its tuned expert tiles in batch-invariant mode",
+    ),
+)
+
+CUDA_TRAINER: tuple[Patch, ...] = (
+    Patch(
+        symbol=_HF + "create_causal_mask",
+        action="replace",
+        replacement=_TRAINER + "causal_mask",
+        versions=_TRANSFORMERS,
+        profiles=VLLM_BI,
+        reason="attention reads sequence boundaries, not a mask of every pair of tokens",
+        consequence="a packed batch of S tokens allocates S * S mask entries",
+        until="transformers builds no mask for attention functions that need none",
+    ),
+    Patch(
+        symbol=_HF + "Qwen3MoeRMSNorm.forward",
+        action="replace",
+        replacement=_TRAINER + "rms_norm_forward",
+        versions=_TRANSFORMERS,
+        profiles=VLLM_BI,
+        reason="the engine's order of summation, and one rounding instead of two",
+        consequence="every token's log-probability differs from the rollout",
+        until=_UNTIL_TRAINER,
+    ),
+    Patch(
+        symbol=_HF + "Qwen3MoeAttention.forward",
+        action="replace",
+        replacement=_TRAINER + "attention_forward",
+        versions=_TRANSFORMERS,
+        profiles=VLLM_BI,
+        reason="products in order of K, rotation in float32, FlashAttention 3 with one split",
+        consequence="every token's log-probability differs from the rollout",
+        until=_UNTIL_TRAINER,
+        depends_on=("vllm.vllm_flash_attn.flash_attn_interface:flash_attn_varlen_func",),
+    ),
+    Patch(
+        symbol=_HF + "Qwen3MoeTopKRouter.forward",
+        action="replace",
+        replacement=_TRAINER + "router_forward",
+        versions=_TRANSFORMERS,
+        profiles=VLLM_BI,
+        reason="vLLM's top-k softmax; router weights stay float32",
+        consequence="weights are rounded to bf16 and ties go to another expert",
+        until=_UNTIL_TRAINER,
+        depends_on=("vllm._custom_ops:topk_softmax",),
+    ),
+    Patch(
+        symbol=_HF + "Qwen3MoeExperts.forward",
+        action="replace",
+        replacement=_TRAINER + "experts_forward",
+        versions=_TRANSFORMERS,
+        profiles=VLLM_BI,
+        reason="vLLM's grouped kernel and order of combination",
+        consequence="every token's log-probability differs from the rollout",
+        until=_UNTIL_TRAINER,
+        depends_on=(
+            _MOE + "fused_moe:invoke_fused_moe_triton_kernel",
+            _MOE + "moe_align_block_size:moe_align_block_size",
+        ),
+    ),
+    Patch(
+        symbol=_HF + "Qwen3MoeForCausalLM.forward",
+        action="replace",
+        replacement=_TRAINER + "causal_lm_forward",
+        versions=_TRANSFORMERS,
+        profiles=VLLM_BI,
+        reason="the output layer's product in order of K; sequence boundaries found once",
+        consequence="every token's log-probability differs from the rollout",
+        until=_UNTIL_TRAINER,
+    ),
+)
