@@ -11,7 +11,10 @@ from importlib import import_module
 
 # command -> (module in patchkit.cli, one-line help). The module has an `app`,
 # a typer application with the command (or the group of commands) in it.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "artifact": ("artifact", "verify or merge verification artifacts"),
+    "demo": ("demo", "the main job on this machine: sample, replay, prove, update, prove again"),
+}
 
 
 def main() -> None:

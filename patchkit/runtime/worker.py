@@ -31,6 +31,7 @@ def activate() -> Any:
 
     Environment:
         PATCHKIT_ADAPTER: The adapter's name.
+        PATCHKIT_PROFILE: Optional; the adapter's default profile if absent.
         PATCHKIT_RUN_DIR: Where this process attests.
         PATCHKIT_ACCEPT: Optional JSON object, symbol to digest, of drifted symbols
             accepted for this run.
@@ -50,7 +51,16 @@ def activate() -> Any:
     from patchkit.engine import install
     from patchkit.runtime.sync import register_backend
 
-    made = install(adapter=adapter, side="rollout", accept=accept)
+    import importlib  # TEMP
+    from patchkit.engine import find_adapter, inspect_plan  # TEMP
+    for q in inspect_plan(adapter, "rollout").patches:  # TEMP
+        importlib.import_module(q.module)  # TEMP
+    made = install(
+        adapter=adapter,
+        side="rollout",
+        accept=accept,
+        profile=os.environ.get("PATCHKIT_PROFILE") or None,
+    )
     try:
         register_backend()
         installation = made

@@ -1,0 +1,403 @@
+"""The artifact holds what it says, or is refused with the part that does not."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from evidence import attestation, build, refit, write
+
+from patchkit.errors import ConfigurationError
+from patchkit.runtime.artifact import (
+    Artifact,
+    ArtifactError,
+    merge_artifacts,
+    verify_artifact,
+)
+from patchkit.runtime.canonical import canonical_json, digest_of
+from patchkit.runtime.sidecar import SidecarError
+
+
+def reseal(path: Path, change) -> None:
+    """Alter the document as somebody would who also repairs its digest."""
+    document = json.loads(path.read_text())
+    del document["digest"]
+    change(document)
+    document["digest"] = digest_of(document)
+    path.write_text(json.dumps(document))
+
+
+def test_an_honest_run_verifies(tmp_path):
+    path = write(tmp_path)
+    found = verify_artifact(path)
+    assert found.exact
+    assert found.verdict == "exact: 120 tokens, 0 mismatches in both phases"
+    assert found.totals["initial_checkpoint"]["recompute"]["token_count"] == 40
+    assert found.totals["post_update_reload"]["stock"]["mismatch_count"] == 80
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "run.json",
+        json.loads(path.read_text())["sidecar"]["file"],
+    }
+
+
+def test_metrics_are_those_of_the_parity_gate(tmp_path):
+    torch = pytest.importorskip("torch")
+    from patchkit.parity.metrics import compare_logprobs
+
+    a, b = -torch.rand(500) * 5, -torch.rand(500) * 5
+    b[::2] = a[::2]
+    b[7] = -0.0
+    a[7] = 0.0
+    artifact = Artifact({})
+    mine = artifact.add_round(
+        "initial_checkpoint",
+        version=0,
+        sequences=torch.zeros(500, dtype=torch.int64),
+        positions=torch.arange(500),
+        token_ids=torch.arange(500),
+        rollout=a,
+        recompute=b,
+        first_forward=a,
+    )["recompute"]
+    theirs = compare_logprobs(a, b, positions=range(500), token_ids=range(500)).as_dict()
+    assert mine["mismatch_count"] == theirs["mismatch_count"]
+    assert mine["max_absdiff"] == theirs["max_absdiff"]
+    for key in ("k3_mean", "k3_max"):
+        assert mine[key] == pytest.approx(theirs[key], rel=1e-12)
+    assert mine["first_mismatches"] == [
+        {k: m[k] for k in ("sequence", "position", "token_id", "rollout_bits", "replay_bits")}
+        for m in theirs["first_mismatches"]
+    ]
+
+
+def test_a_mismatch_is_told_and_still_verifies(tmp_path):
+    found = verify_artifact(write(tmp_path, bad=True))
+    assert not found.exact
+    assert found.verdict == "not exact: 1 mismatches in 120 tokens"
+
+
+def test_not_finite_is_a_mismatch(tmp_path):
+    artifact = Artifact({})
+    same = [-1.0, math.nan, -math.inf]
+    made = artifact.add_round(
+        "initial_checkpoint",
+        version=0,
+        sequences=[0, 0, 0],
+        positions=[0, 1, 2],
+        token_ids=[1, 1, 1],
+        rollout=same,
+        recompute=same,
+        first_forward=[1e30, -1.0, -1.0],
+    )
+    assert (made["recompute"]["mismatch_count"], made["recompute"]["finite_count"]) == (2, 1)
+    artifact.write(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"versions": 1}, "incomplete: no tokens compared in post_update_reload"),
+        ({"versions": 0}, "incomplete: no tokens compared in initial_checkpoint, post_update"),
+        ({"unreviewed": ["m:f", "m:g"]}, "UNREVIEWED: 2 symbol(s)"),
+        ({"mode": "log"}, "weight receipts not enforced (log)"),
+        ({"attested": False}, "no process attested"),
+    ],
+)
+def test_reservations_are_in_the_verdict(tmp_path, kwargs, words):
+    assert words in verify_artifact(write(tmp_path, **kwargs)).verdict
+
+
+def test_what_a_process_accepted_unreviewed_shows(tmp_path):
+    artifact = build()
+    artifact.add_attestations([attestation(rank=1, unreviewed=("m:f",))])
+    found = verify_artifact(artifact.write(tmp_path / "a.json"))
+    assert found.unreviewed == ("m:f",)
+    assert "UNREVIEWED" in found.verdict
+
+
+# -- tampering ----------------------------------------------------------------------------
+
+
+def sidecar_of(path: Path) -> Path:
+    return path.parent / json.loads(path.read_text())["sidecar"]["file"]
+
+
+def test_one_altered_byte_of_the_document(tmp_path):
+    path = write(tmp_path)
+    path.write_text(path.read_text().replace('"toy"', '"Toy"', 1))
+    with pytest.raises(ArtifactError, match="altered: its digest"):
+        verify_artifact(path)
+
+
+@pytest.mark.parametrize("how", ["missing", "flipped", "cut", "other"])
+def test_a_sidecar_that_is_not_the_one_described(tmp_path, how):
+    path = write(tmp_path)
+    sidecar = sidecar_of(path)
+    data = bytearray(sidecar.read_bytes())
+    if how == "missing":
+        sidecar.unlink()
+    elif how == "flipped":
+        data[-1] ^= 1
+        sidecar.write_bytes(data)
+    elif how == "cut":
+        sidecar.write_bytes(data[:-8])
+    else:
+        sidecar.write_bytes(sidecar_of(write(tmp_path, "other.json", tokens=10)).read_bytes())
+    with pytest.raises(ArtifactError, match="sidecar"):
+        verify_artifact(path)
+
+
+def flip_comparison(d):
+    d["phases"]["initial_checkpoint"]["rounds"][0]["comparisons"]["recompute"]["token_count"] = 41
+
+
+def hide_mismatches(d):
+    for phase in d["phases"].values():
+        for part in [phase["totals"], *(r["comparisons"] for r in phase["rounds"])]:
+            part["stock"]["mismatch_count"] = 0
+
+
+def drop(*keys):
+    def change(d):
+        for key in keys[:-1]:
+            d = d[key]
+        del d[keys[-1]]
+
+    return change
+
+
+def set_to(value, *keys):
+    def change(d):
+        for key in keys[:-1]:
+            d = d[key]
+        d[keys[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (flip_comparison, "metrics are not those of the arrays"),
+        (hide_mismatches, "initial_checkpoint, round 0, stock"),
+        (set_to("exact: 9 tokens", "verdict"), "not what the figures say"),
+        (set_to(7, "refits", 1, "version"), "versions do not increase|no transaction committed"),
+        (set_to([], "refits"), "no transaction committed|a part is missing"),
+        (
+            set_to(
+                "00000000000000ff", "refits", 1, "workers", 1, "parameters", "w", "pieces", 0, 2
+            ),
+            "refit to version 1: w",
+        ),
+        (drop("refits", 1, "workers", 1), "do not cover it once"),
+        (drop("phases", "post_update_reload", "rounds", 1), "no round refers|totals"),
+        (drop("attestations"), "a part is missing"),
+        (set_to({}, "contract", "content"), "not the digest of its content"),
+        (set_to([0] * 4, "phases", "post_update_reload", "rounds", 0, "end_versions"), "end_vers"),
+        (set_to([], "phases", "post_update_reload", "rounds", 0, "end_versions"), "every sequence"),
+        (set_to("../run.json", "sidecar", "file"), "without a folder"),
+        (set_to("x", "attestations", 0, "contract_digest"), "attested another contract"),
+        (set_to(["m:f"], "attestations", 0, "unreviewed"), "does not mention"),
+    ],
+)
+def test_a_repaired_digest_does_not_help(tmp_path, change, words):
+    path = write(tmp_path)
+    reseal(path, change)
+    with pytest.raises(ArtifactError, match=words):
+        verify_artifact(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"kind": "x"}', "[]", '{"kind": 1}'])
+def test_what_is_no_artifact(tmp_path, text):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises((ArtifactError, ConfigurationError)):
+        verify_artifact(path)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        verify_artifact(tmp_path / "never.json")
+
+
+def test_writing_again_replaces_both_files(tmp_path):
+    artifact = build(versions=1)
+    artifact.write(tmp_path / "a.json")
+    artifact.add_refit(refit(1))
+    artifact.note(more="later")
+    artifact.add_round(
+        "post_update_reload",
+        version=1,
+        sequences=[0],
+        positions=[1],
+        token_ids=[2],
+        rollout=[-1.0],
+        recompute=[-1.0],
+        first_forward=[-1.0],
+        start_versions=[1],
+        end_versions=[1],
+    )
+    path = artifact.write(tmp_path / "a.json")
+    assert verify_artifact(path).exact
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("wrong", ["dtype", "length", "phase"])
+def test_unusable_rounds(wrong):
+    torch = pytest.importorskip("torch")
+    kwargs = {
+        "version": 0,
+        "sequences": [0],
+        "positions": [0],
+        "token_ids": [0],
+        "rollout": [-1.0],
+        "recompute": torch.tensor([-1.0], dtype=torch.bfloat16 if wrong == "dtype" else None),
+        "first_forward": [-1.0, -2.0] if wrong == "length" else [-1.0],
+    }
+    with pytest.raises((ConfigurationError, SidecarError), match=r"float32|length|none of"):
+        Artifact({}).add_round("later" if wrong == "phase" else "initial_checkpoint", **kwargs)
+
+
+# -- merging ------------------------------------------------------------------------------
+
+
+def test_merging_adds_up(tmp_path):
+    a, b = write(tmp_path, "a.json"), write(tmp_path, "b.json", tokens=20, unreviewed=["m:f"])
+    found = verify_artifact(merge_artifacts([a, b], tmp_path / "all.json"))
+    assert (found.runs, found.exact) == (2, True)
+    assert found.totals["initial_checkpoint"]["recompute"]["token_count"] == 60
+    assert "UNREVIEWED" in found.verdict
+
+
+def test_one_bad_run_makes_the_sum_bad(tmp_path):
+    a, b = write(tmp_path, "a.json"), write(tmp_path, "b.json", bad=True)
+    assert not verify_artifact(merge_artifacts([a, b], tmp_path / "all.json")).exact
+
+
+@pytest.mark.parametrize("what", ["contract", "twice", "copy", "altered", "nested", "none"])
+def test_what_cannot_be_merged(tmp_path, what):
+    a = write(tmp_path, "a.json")
+    runs = [a, write(tmp_path, "b.json", tokens=20)]
+    if what == "contract":
+        runs[1] = write(tmp_path, "b.json", contract={"adapter": "other"})
+    elif what == "twice":
+        runs[1] = a
+    elif what == "copy":
+        runs[1] = tmp_path / "c.json"
+        runs[1].write_text(a.read_text())
+    elif what == "altered":
+        sidecar_of(a).unlink()
+    elif what == "nested":
+        runs[1] = merge_artifacts(runs, tmp_path / "m.json")
+    else:
+        runs = []
+    with pytest.raises((ArtifactError, ConfigurationError)):
+        merge_artifacts(runs, tmp_path / "all.json")
+    assert not (tmp_path / "all.json").exists()
+
+
+@pytest.mark.parametrize("what", ["gone", "exchanged", "totals"])
+def test_a_merged_artifact_is_checked_against_its_runs(tmp_path, what):
+    a, b = write(tmp_path, "a.json"), write(tmp_path, "b.json", tokens=20)
+    merged = merge_artifacts([a, b], tmp_path / "all.json")
+    if what == "gone":
+        b.unlink()
+    elif what == "exchanged":
+        write(tmp_path, "b.json", tokens=30)
+    else:
+        reseal(
+            merged,
+            set_to(9, "phases", "initial_checkpoint", "totals", "recompute", "token_count"),
+        )
+    with pytest.raises(ArtifactError, match=r"b\.json|sum of the runs"):
+        verify_artifact(merged)
+
+
+def test_the_folder_can_be_moved(tmp_path):
+    (tmp_path / "one").mkdir()
+    a, b = write(tmp_path / "one", "a.json"), write(tmp_path / "one", "b.json", tokens=20)
+    merge_artifacts([a, b], tmp_path / "one/all.json")
+    (tmp_path / "one").rename(tmp_path / "two")
+    assert verify_artifact(tmp_path / "two/all.json").runs == 2
+
+
+# -- the command --------------------------------------------------------------------------
+
+
+def cli(*args: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from patchkit.cli import main; main()",
+            "artifact",
+            *map(str, args),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_the_command(tmp_path):
+    good, bad = write(tmp_path, "good.json"), write(tmp_path, "bad.json", bad=True)
+    done = cli("verify", good)
+    assert done.returncode == 0, done.stderr
+    assert "exact: 120 tokens" in done.stdout
+    done = cli("verify", bad, "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["verified"] is True
+    assert json.loads(done.stdout)["exact"] is False
+    sidecar_of(good).unlink()
+    done = cli("verify", good)
+    assert done.returncode == 1
+    assert "sidecar" in done.stderr
+    done = cli("verify", good, "--json")
+    assert json.loads(done.stdout)["violations"][0]["subject"] == "sidecar"
+    assert cli("verify", tmp_path / "never.json").returncode == 2
+    assert cli("merge", bad, "-o", tmp_path / "m.json").returncode == 1
+
+
+# -- dying in the middle -------------------------------------------------------------------
+
+WRITER = """
+import sys
+sys.path.insert(0, {here!r})
+from evidence import build
+artifact = build(tokens=2000)
+print("ready", flush=True)
+for i in range(10**6):
+    artifact.note(turn=i)
+    artifact.write({target!r})
+"""
+
+
+def test_no_torn_file_however_often_the_writer_is_killed(tmp_path):
+    """One writer is killed at many moments; each time what lies there verifies."""
+    target = tmp_path / "run.json"
+    code = WRITER.format(here=str(Path(__file__).parent), target=str(target))
+    kills = 0
+    for round_ in range(4):
+        p = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        assert p.stdout is not None
+        p.stdout.readline()
+        time.sleep(0.03 + 0.017 * round_)
+        os.kill(p.pid, signal.SIGKILL)
+        p.wait()
+        kills += 1
+        if target.exists():
+            assert verify_artifact(target).exact
+    assert kills == 4
+
+
+def test_canonical_json_is_one_form():
+    assert canonical_json({"b": 1, "a": [0.1, "é"]}) == '{"a":[0.1,"é"],"b":1}'.encode()
+    with pytest.raises(ValueError, match="JSON compliant"):
+        canonical_json(math.nan)
