@@ -15,6 +15,7 @@ from patchkit.engine._installation import Installation
 from patchkit.engine._plan import Plan, PlannedPatch, inspect_plan, plan
 from patchkit.engine._report import RuntimeManifest
 from patchkit.engine._switch import State, Switch
+from patchkit.engine._targets import resolve as resolve_reference
 
 __all__ = [
     "FROZEN",
@@ -35,6 +36,7 @@ __all__ = [
     "install",
     "installations",
     "plan",
+    "resolve_reference",
     "stock_context",
     "trainer_switch",
 ]

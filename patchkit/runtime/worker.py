@@ -32,6 +32,7 @@ def activate() -> Any:
     Environment:
         PATCHKIT_ADAPTER: The adapter's name.
         PATCHKIT_PROFILE: Optional; the adapter's default profile if absent.
+        PATCHKIT_PROFILE: Optional; the adapter's default profile if absent.
         PATCHKIT_RUN_DIR: Where this process attests.
         PATCHKIT_ACCEPT: Optional JSON object, symbol to digest, of drifted symbols
             accepted for this run.

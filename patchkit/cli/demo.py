@@ -1,0 +1,150 @@
+"""``patchkit demo``: the main job on this machine, with progress and a table."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from patchkit.errors import PatchkitError
+
+if TYPE_CHECKING:
+    from patchkit.parity.demo import DemoResult
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def demo(
+    adapter: Annotated[str, typer.Option(help="Adapter to run.")] = "qwen3_moe",
+    profile: Annotated[str, typer.Option(help="Its profile; the adapter's default if empty.")] = "",
+    tensor_parallel_size: Annotated[
+        int, typer.Option("--tensor-parallel-size", "--tp", min=1, help="vLLM workers.")
+    ] = 1,
+    ranks: Annotated[int, typer.Option(min=1, help="FSDP2 ranks of the trainer.")] = 2,
+    sequences: Annotated[int, typer.Option(min=2, help="Sequences sampled per phase.")] = 64,
+    seed: Annotated[int, typer.Option(help="Of weights, prompts and sampling.")] = 0,
+    stock: Annotated[bool, typer.Option(help="Score the tokens with the stock pair, too.")] = True,
+    runs: Annotated[Path, typer.Option(help="Folder for models, logs and artifacts.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Sample with real vLLM, replay with real FSDP2, and compare every bit."""
+    from patchkit.parity import rollout_engine
+
+    # Before anything imports torch, which reads some of these once.
+    rollout_engine.apply(rollout_engine.environment(tensor_parallel_size))
+    from patchkit.parity.demo import DemoSettings, new_run_folder, run_demo
+
+    started = time.monotonic()
+    settings = DemoSettings(
+        adapter=adapter,
+        profile=profile,
+        folder=new_run_folder(runs),
+        tensor_parallel_size=tensor_parallel_size,
+        ranks=ranks,
+        sequences=sequences,
+        seed=seed,
+        stock=stock,
+    )
+    try:
+        result = run_demo(settings, _observer(started, quiet=as_json))
+    except PatchkitError as error:
+        print(f"patchkit demo: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    total = time.monotonic() - started
+    if as_json:
+        import orjson
+
+        sys.stdout.buffer.write(orjson.dumps(summary(result, total), option=orjson.OPT_INDENT_2))
+        sys.stdout.buffer.write(b"\n")
+    else:
+        _print(result, total)
+    if not exact(result):
+        raise typer.Exit(1)
+
+
+def exact(result: DemoResult) -> bool:
+    """Whether every token of every phase agreed."""
+    return all(
+        m.token_count > 0 and m.mismatch_count == 0
+        for phase in result.phases
+        for m in (phase.recompute, phase.first_forward)
+    )
+
+
+def summary(result: DemoResult, total: float) -> dict[str, object]:
+    """The result as plain data."""
+    return {
+        "exact": exact(result),
+        "phases": [
+            {
+                "name": p.name,
+                "version": p.version,
+                "recompute": p.recompute.as_dict(),
+                "first_forward": p.first_forward.as_dict(),
+                "stock": p.stock.as_dict() if p.stock else None,
+                "evidence": p.evidence.as_dict(),
+                "step": p.step,
+            }
+            for p in result.phases
+        ],
+        "seconds": {**result.seconds, "total": total},
+        "artifact": str(result.artifact) if result.artifact else None,
+    }
+
+
+def _observer(started: float, *, quiet: bool):  # type: ignore[no-untyped-def]
+    """Report stages as they begin; on standard error, so that the table can be piped."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+
+    def observe(stage: str) -> None:
+        if not quiet:
+            console.print(f"[dim]{time.monotonic() - started:5.1f} s[/dim]  {stage}")
+
+    return observe
+
+
+def _print(result: DemoResult, total: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    tp = result.settings.tensor_parallel_size
+    table = Table(
+        title=f"vLLM (TP {tp}) against FSDP2 ({result.settings.ranks} ranks), "
+        "float32 selected-token log-probabilities",
+        title_justify="left",
+    )
+    table.add_column("phase")
+    table.add_column("tokens", justify="right")
+    table.add_column("patchkit: mismatches\nrecompute / first forward", justify="right")
+    table.add_column("stock: mismatches", justify="right")
+    table.add_column("stock: max |Δ|", justify="right")
+    table.add_column("stock: mean k3", justify="right")
+    for p in result.phases:
+        bad = p.recompute.mismatch_count or p.first_forward.mismatch_count
+        colour = "red" if bad else "green"
+        table.add_row(
+            p.name,
+            f"{p.recompute.token_count:,}",
+            f"[{colour}]{p.recompute.mismatch_count} / {p.first_forward.mismatch_count}[/{colour}]",
+            f"{p.stock.mismatch_count:,}" if p.stock else "not run",
+            f"{p.stock.max_absdiff:.3g}" if p.stock else "",
+            f"{p.stock.k3_mean:.3g}" if p.stock else "",
+        )
+    console.print(table)
+    for p in result.phases:
+        e = p.evidence
+        console.print(
+            f"{p.name}: {e.chunked_prefills} chunked prefills, {e.cached_tokens} cached prompt "
+            f"tokens, {e.preemptions} preemptions; gradient norm {p.step['grad_norm']:.3g}"
+        )
+    stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in result.seconds.items())
+    console.print(f"seconds: {stages}; [bold]total {total:.1f}[/bold]")
+    if result.artifact:
+        console.print(f"artifact: {result.artifact}", soft_wrap=True)

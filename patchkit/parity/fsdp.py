@@ -1,0 +1,258 @@
+"""A reference trainer: Hugging Face model, FSDP2, exact replay, gate, AdamW.
+
+One object per rank. Parameters are kept in float32 and computed with in bf16
+(``MixedPrecisionPolicy``), so what the engine receives is the bf16 rounding of
+the master weights: the very numbers that the trainer's own forward uses.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from patchkit.parity.gate import GateReport, ParityGate
+from patchkit.parity.metrics import ParityMetrics, compare_logprobs
+from patchkit.parity.oracle import SelectedLogprobs
+from patchkit.parity.workload import Rollout, micro_batches
+from patchkit.runtime.weights import Receipt, reduce_receipt, tensors_receipt
+
+SelectLogprobs = Callable[[Tensor, Tensor], Tensor]
+
+
+def stock_logprobs(logits_TV: Tensor, tokens_T: Tensor) -> Tensor:
+    """What a trainer computes without patchkit: ``[T, V]`` and ``[T]`` to ``[T]`` float32."""
+    return logits_TV.float().log_softmax(-1).gather(-1, tokens_T[:, None])[:, 0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSettings:
+    """How the reference trainer is built.
+
+    Attributes:
+        model: Folder with ``config.json`` and weights.
+        micro_batch: Sequences per forward.
+        learning_rate: AdamW's.
+        attention: ``attn_implementation`` of the Hugging Face model.
+        checkpointing: Activation checkpointing: None, ``"reentrant"`` or
+            ``"non_reentrant"``.
+        gate_timeout_s: Bound of the parity gate.
+    """
+
+    model: Path
+    micro_batch: int = 16
+    learning_rate: float = 1e-3
+    attention: str = "sdpa"
+    checkpointing: str | None = "non_reentrant"
+    gate_timeout_s: float = 60.0
+
+
+class FSDPTrainer:
+    """One rank of the trainer; needs an initialised process group.
+
+    Args:
+        settings: See :class:`TrainerSettings`.
+        exact: Enters the exact path (``patchkit.exact_context``).
+        select_logprobs: The adapter's log-probabilities, used on the exact path.
+    """
+
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        *,
+        exact: Callable[[], AbstractContextManager[Any]],
+        select_logprobs: SelectLogprobs,
+    ) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from transformers import AutoModelForCausalLM
+
+        self.settings = settings
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._exact, self._select = exact, select_logprobs
+        self.version = 0
+        self.model = AutoModelForCausalLM.from_pretrained(
+            settings.model, dtype=torch.float32, attn_implementation=settings.attention
+        )
+        self.model.train()
+        if settings.checkpointing:
+            self.model.gradient_checkpointing_enable(
+                {"use_reentrant": settings.checkpointing == "reentrant"}
+            )
+        mesh = init_device_mesh("cpu", (self.world_size,))
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        units = set(self.model._no_split_modules)
+        for module in list(self.model.modules()):
+            if type(module).__name__ in units:
+                fully_shard(module, mesh=mesh, mp_policy=policy)
+        fully_shard(self.model, mesh=mesh, mp_policy=policy)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.learning_rate)
+        self.gate = ParityGate(timeout_s=settings.gate_timeout_s)
+
+    # -- forwards ----------------------------------------------------------------------
+
+    def _forward(self, batch: Sequence[Rollout], *, exact: bool) -> list[Tensor]:
+        """Selected-token log-probabilities, one float32 ``[tokens]`` per sequence."""
+        longest = max((len(r) for r in batch), default=1)
+        ids = torch.zeros(max(1, len(batch)), longest, dtype=torch.long)
+        for row, rollout in enumerate(batch):
+            ids[row, : len(rollout)] = torch.tensor(rollout.prompt + rollout.tokens)
+        select = self._select if exact else stock_logprobs
+        with self._exact() if exact else nullcontext():
+            logits = self.model(input_ids=ids, use_cache=False).logits
+            found = [
+                # The logits at a position belong to the token that follows it.
+                select(
+                    logits[row, len(r.prompt) - 1 : len(r) - 1], torch.tensor(r.tokens)
+                )
+                for row, r in enumerate(batch)
+            ]
+        # A rank without sequences still takes part in backward.
+        return found or [logits.float().sum()[None] * 0.0]
+
+    def _batches(self, rollouts: Sequence[Rollout]) -> Iterator[list[Rollout]]:
+        return micro_batches(rollouts, self.rank, self.world_size, self.settings.micro_batch)
+
+    def _mine(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        return list(rollouts[self.rank :: self.world_size])
+
+    @torch.no_grad()
+    def replay(self, rollouts: Sequence[Rollout], *, exact: bool) -> list[Tensor]:
+        """Score this rank's share of the rollouts without gradient."""
+        found: list[Tensor] = []
+        for batch in self._batches(rollouts):
+            found += self._forward(batch, exact=exact)[: len(batch)]
+        return found
+
+    def stock_metrics(
+        self, rollouts: Sequence[Rollout], engine: Sequence[Sequence[float]]
+    ) -> ParityMetrics:
+        """How far a stock engine and this trainer's stock forward are apart.
+
+        Args:
+            rollouts: The sequences.
+            engine: The stock engine's log-probabilities of the same tokens.
+        """
+        replayed = self.replay(rollouts, exact=False)
+        return compare_logprobs(
+            torch.tensor([x for row in engine[self.rank :: self.world_size] for x in row]),
+            torch.cat(replayed) if replayed else torch.zeros(0),
+            names=("stock rollout", "stock replay"),
+        )
+
+    # -- the step ----------------------------------------------------------------------
+
+    def step(
+        self,
+        rollouts: Sequence[Rollout],
+        advantages: Sequence[float],
+        *,
+        recompute: bool = True,
+    ) -> tuple[GateReport, dict[str, float]]:
+        """Recompute, first training forward, gate, then backward and optimizer.
+
+        The first forwards of all micro-batches are compared before the first
+        backward runs, so that no gradient of an unproven batch is ever taken.
+
+        Args:
+            rollouts: All sequences of the step; each rank takes its share.
+            advantages: One per sequence.
+            recompute: False leaves the recompute out, which the gate refuses.
+
+        Returns:
+            The gate's report and figures of the step.
+
+        Raises:
+            ParityError: On all ranks; weights and optimizer are as before.
+        """
+        mine = self._mine(rollouts)
+        advantage = dict(zip((r.number for r in rollouts), advantages, strict=True))
+        forwards: list[tuple[list[Rollout], list[Tensor]]] = []
+        with self.gate.step(version=self.version) as gate:
+            gate.rollout = _selected(mine, [r.logprobs for r in mine])
+            gate.start_versions = [r.start_version for r in mine]
+            gate.end_versions = [r.end_version for r in mine]
+            gate.optimizer_version = self.version
+            if recompute:
+                gate.recompute = _selected(mine, self.replay(rollouts, exact=True))
+            for batch in self._batches(rollouts):
+                forwards.append((batch, self._forward(batch, exact=True)))
+            gate.first_forward = _selected(
+                mine, [lp.detach() for batch, lps in forwards for lp in lps[: len(batch)]]
+            )
+        assert gate.report is not None
+        total = sum(len(r.tokens) for r in rollouts)
+        loss = torch.zeros(())
+        for batch, lps in forwards:
+            if not batch:
+                loss = loss + lps[0].sum()
+            for rollout, lp in zip(batch, lps, strict=False):
+                # On-policy: the ratio is one exactly, its gradient is not.
+                ratio = torch.exp(lp - torch.tensor(rollout.logprobs))
+                loss = loss - (ratio * advantage[rollout.number]).sum() * (self.world_size / total)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1e9)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        if not bool(torch.isfinite(norm)):
+            self.optimizer.zero_grad()
+            raise FloatingPointError(f"gradient norm is {float(norm)}; no optimizer step was taken")
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.version += 1
+        return gate.report, {"grad_norm": float(norm), "loss": float(loss.detach())}
+
+    # -- weights -----------------------------------------------------------------------
+
+    def receipt(self) -> Receipt:
+        """What the engine must hold at this version, digested where the shards are."""
+        own = tensors_receipt(
+            f"trainer rank {self.rank}",
+            self.model.named_parameters(),
+            dtype=torch.bfloat16,
+            version=self.version,
+        )
+        return reduce_receipt(own)
+
+    def export(self, folder: Path) -> None:
+        """Write a checkpoint in bf16 that the engine (and a stock one) can load."""
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        state = get_model_state_dict(
+            self.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+        )
+        if self.rank == 0:
+            from safetensors.torch import save_file
+
+            folder.mkdir(parents=True, exist_ok=True)
+            tied = set(getattr(self.model, "_tied_weights_keys", None) or ())
+            if not self.model.config.tie_word_embeddings:
+                tied = set()
+            tensors = {
+                name: value.to(torch.bfloat16).contiguous()
+                for name, value in state.items()
+                if name not in tied
+            }
+            temporary = folder / "model.safetensors.partial"
+            save_file(tensors, temporary, metadata={"format": "pt"})
+            os.replace(temporary, folder / "model.safetensors")
+            for name in ("config.json", "generation_config.json"):
+                source = self.settings.model / name
+                if source.exists():
+                    (folder / name).write_bytes(source.read_bytes())
+        dist.barrier()
+
+
+def _selected(rollouts: Sequence[Rollout], logprobs: Sequence[Any]) -> SelectedLogprobs:
+    return SelectedLogprobs.from_sequences(
+        logprobs,
+        [r.tokens for r in rollouts],
+        [len(r.prompt) for r in rollouts],
+        sequence_numbers=[r.number for r in rollouts],
+    )
