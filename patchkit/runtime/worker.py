@@ -32,7 +32,6 @@ def activate() -> Any:
     Environment:
         PATCHKIT_ADAPTER: The adapter's name.
         PATCHKIT_PROFILE: Optional; the adapter's default profile if absent.
-        PATCHKIT_PROFILE: Optional; the adapter's default profile if absent.
         PATCHKIT_RUN_DIR: Where this process attests.
         PATCHKIT_ACCEPT: Optional JSON object, symbol to digest, of drifted symbols
             accepted for this run.
@@ -48,20 +47,12 @@ def activate() -> Any:
     if installation is not None:
         return installation
     adapter, accept = _settings()
+    profile = os.environ.get("PATCHKIT_PROFILE") or None
 
     from patchkit.engine import install
     from patchkit.runtime.sync import register_backend
 
-    import importlib  # TEMP
-    from patchkit.engine import find_adapter, inspect_plan  # TEMP
-    for q in inspect_plan(adapter, "rollout").patches:  # TEMP
-        importlib.import_module(q.module)  # TEMP
-    made = install(
-        adapter=adapter,
-        side="rollout",
-        accept=accept,
-        profile=os.environ.get("PATCHKIT_PROFILE") or None,
-    )
+    made = install(adapter=adapter, side="rollout", accept=accept, profile=profile)
     try:
         register_backend()
         installation = made
