@@ -93,6 +93,10 @@ class ParityError(ViolationsError):
             violations,
         )
 
+    def __reduce__(self) -> Any:
+        # Ranks send their errors to the driver.
+        return type(self), (self.violations, self.report)
+
 
 class RankLostError(PatchkitError):
     """Some rank did not arrive at the gate within its bound.
@@ -106,6 +110,7 @@ class RankLostError(PatchkitError):
     def __init__(self, missing: Sequence[int], bound_s: float, reason: str, rank: int) -> None:
         self.missing = tuple(missing)
         self.bound_s = bound_s
+        self.reason, self.rank = reason, rank
         who = ", ".join(map(str, missing)) or "unknown (the store does not answer either)"
         super().__init__(
             f"parity gate, seen from rank {rank}: rank(s) {who} did not arrive within "
@@ -113,6 +118,9 @@ class RankLostError(PatchkitError):
             "run. Stop all ranks and restart from the last checkpoint; if the ranks are only "
             "slow, give ParityGate a larger timeout_s."
         )
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.missing, self.bound_s, self.reason, self.rank)
 
 
 class GateClosedError(PatchkitError):
@@ -123,6 +131,9 @@ class GateClosedError(PatchkitError):
             "parity gate: a rank was lost earlier, so no step can be proven any more. "
             "Restart the process group and build a new gate."
         )
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
 
 
 @dataclass(slots=True)

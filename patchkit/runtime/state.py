@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from patchkit.errors import PatchkitError
 
@@ -25,6 +26,9 @@ class EnginePoisonedError(PatchkitError):
             f"failed, so nobody knows what its weights and caches hold. First cause: {reason} "
             "Shut this engine down and start a new one from a checkpoint."
         )
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.wanted, self.version, self.reason)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ranks import die, run_ranks  # noqa: E402
 
 from patchkit.errors import ConfigurationError  # noqa: E402
-from patchkit.parity.gate import GateClosedError, ParityError, ParityGate  # noqa: E402
+from patchkit.parity.gate import (  # noqa: E402
+    GateClosedError,
+    ParityError,
+    ParityGate,
+    RankLostError,
+)
 from patchkit.parity.oracle import SelectedLogprobs  # noqa: E402
 
 pytestmark = pytest.mark.stack
@@ -193,6 +198,18 @@ def test_versions_must_be_given():
 def test_a_gate_without_a_bound_is_refused(timeout):
     with pytest.raises(ConfigurationError, match="bound"):
         ParityGate(timeout_s=timeout)
+
+
+def test_errors_travel_to_the_driver():
+    import pickle
+
+    with pytest.raises(ParityError) as e, ParityGate().step(version=1) as step:
+        fill(step, bad=True)
+    for error in (e.value, RankLostError([1], 5.0, "gone", 0), GateClosedError()):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+    assert pickle.loads(pickle.dumps(e.value)).report == e.value.report
 
 
 def test_a_closed_gate_says_how_to_go_on():

@@ -23,8 +23,8 @@ class Installed:
     state = "active"; manifest = Manifest()
     def verify(self): pass
     def uninstall(self): print("UNDONE", flush=True)
-def install(*, adapter, side, accept):
-    print("INSTALL", adapter, side, dict(accept), flush=True)
+def install(*, adapter, side, accept, profile):
+    print("INSTALL", adapter, side, dict(accept), profile, flush=True)
     return Installed()
 patchkit.engine.install = install
 import patchkit.runtime.sync
@@ -106,10 +106,11 @@ def test_enabled_installs_once_and_attests(tmp_path):
         PATCHKIT_ADAPTER="toy",
         PATCHKIT_RUN_DIR=str(tmp_path),
         PATCHKIT_CONTRACT_DIGEST="c1",
+        PATCHKIT_PROFILE="fast",
         PATCHKIT_ACCEPT='{"m:f": "abc"}',
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[0] == "INSTALL toy rollout {'m:f': 'abc'}"
+    assert done.stdout.split("\n")[0] == "INSTALL toy rollout {'m:f': 'abc'} fast"
     assert done.stdout.count("INSTALL") == 1
     (path,) = tmp_path.iterdir()
     assert path.name.startswith("driver-0-")
