@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from patchkit.engine._canary import Canary
+from patchkit.engine._compiled import (
+    cache_environment,
+    load_evidence,
+    patch_set_digest,
+    store_evidence,
+)
 from patchkit.engine._declare import FROZEN, NATIVE, Adapter, Patch, Value
 from patchkit.engine._discover import adapter_names, find_adapter
 from patchkit.engine._install import (
@@ -21,6 +28,7 @@ __all__ = [
     "FROZEN",
     "NATIVE",
     "Adapter",
+    "Canary",
     "Installation",
     "Patch",
     "Plan",
@@ -30,13 +38,17 @@ __all__ = [
     "Switch",
     "Value",
     "adapter_names",
+    "cache_environment",
     "exact_context",
     "find_adapter",
     "inspect_plan",
     "install",
     "installations",
+    "load_evidence",
+    "patch_set_digest",
     "plan",
     "resolve_reference",
     "stock_context",
+    "store_evidence",
     "trainer_switch",
 ]

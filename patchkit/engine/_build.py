@@ -14,6 +14,7 @@ from patchkit.engine._switch import Switch
 from patchkit.engine._targets import Target, resolve
 from patchkit.engine.errors import violation
 from patchkit.errors import PatchkitError, Violation
+from patchkit.symbols import find_facts
 
 FUNCTION_KINDS = frozenset(
     {
@@ -98,6 +99,58 @@ def build(
     return built if len(find) == before else None
 
 
+def build_static(patch: Patch, facts: Any, find: list[Violation]) -> tuple[str, ...]:
+    """The checks that are possible before the target's module is imported.
+
+    Returns:
+        Notes about what could not be checked yet.
+    """
+    if patch.action not in ("replace", "wrap") or facts is None:
+        return ()
+    if patch.action == "wrap":
+        return ("its factory runs when the module is imported",)
+    wanted = shape.static_params(facts.parameters)
+    if isinstance(patch.replacement, str):
+        ours = find_facts(patch.replacement)
+        if ours is None or facts.kind not in FUNCTION_KINDS or ours.decorators:
+            return ("its replacement is checked when the module is imported",)
+        given = shape.static_params(ours.parameters)
+        kinds = (facts.is_async, facts.is_generator), (ours.is_async, ours.is_generator)
+    else:
+        function = inert.function_of(patch.replacement)
+        if function is None or facts.kind not in FUNCTION_KINDS:
+            return ()
+        given = shape.params(function)
+        kinds = ((False, False), (False, False))
+    bound = facts.kind not in ("function", "staticmethod")
+    if not facts.decorators and (told := shape.difference(wanted, given, bound=bound)):
+        find.append(_other_signature(patch, wanted, given, told))
+    if kinds[0] != kinds[1]:
+        find.append(
+            violation(
+                patch.symbol,
+                "its replacement runs in another way",
+                expected=f"(async, generator) = {kinds[0]}",
+                found=f"(async, generator) = {kinds[1]}",
+                remedy="callers await, iterate or call it: the replacement must be of that kind",
+            )
+        )
+    return ()
+
+
+def _other_signature(
+    patch: Patch, wanted: tuple[shape.Param, ...], given: tuple[shape.Param, ...], told: str
+) -> Violation:
+    return violation(
+        patch.symbol,
+        "its replacement has another signature",
+        expected=shape.show(wanted),
+        found=f"{shape.show(given)}: {told}",
+        remedy="give the replacement exactly the target's parameters; "
+        "*args and **kwargs would only hide the next change",
+    )
+
+
 def _same_as_source(target: Target, facts: Any, find: list[Violation]) -> None:
     """The live object must be of the kind and signature that the source shows."""
     if facts is None or facts.kind not in FUNCTION_KINDS | {"class"}:
@@ -139,7 +192,7 @@ def _same_as_source(target: Target, facts: Any, find: list[Violation]) -> None:
 def _function(
     patch: Patch, target: Target, replacement: Any, switch: Switch | None, find: list[Violation]
 ) -> Built | None:
-    old = target.function
+    old: Any = target.function
     if old is None:
         find.append(
             violation(
@@ -262,27 +315,17 @@ def _same_shape(
     bound = target.kind not in ("function", "staticmethod")
     told = shape.difference(shape.params(theirs), shape.params(ours), bound=bound)
     if told:
+        find.append(_other_signature(patch, shape.params(theirs), shape.params(ours), told))
+    elif told := shape.changed_defaults(theirs, ours):
         find.append(
             violation(
                 patch.symbol,
-                "its replacement has another signature",
-                expected=shape.show(shape.params(theirs)),
-                found=f"{shape.show(shape.params(ours))}: {told}",
-                remedy="give the replacement exactly the target's parameters; "
-                "*args and **kwargs would only hide the next change",
+                "its replacement has other defaults",
+                expected="the target's defaults",
+                found=told,
+                remedy="repeat the target's defaults; callers rely on them",
             )
         )
-    else:
-        if told := shape.changed_defaults(theirs, ours):
-            find.append(
-                violation(
-                    patch.symbol,
-                    "its replacement has other defaults",
-                    expected="the target's defaults",
-                    found=told,
-                    remedy="repeat the target's defaults; callers rely on them",
-                )
-            )
     kinds = shape.run_kind(theirs), shape.run_kind(ours)
     if kinds[0] != kinds[1]:
         find.append(

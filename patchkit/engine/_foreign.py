@@ -27,7 +27,7 @@ def others(target: Target, facts: Any | None, ours: Any = None) -> list[str]:
     allowed = {target.defined_in.package}
     allowed |= _decorator_homes(target, facts)
     chain = inert.layers(target.value)
-    found = []
+    found: list[str] = []
     for index, layer in enumerate(chain):
         if ours is not None and ours(layer):
             return found

@@ -10,7 +10,7 @@ from patchkit.engine import _inert as inert
 from patchkit.engine._build import Built
 from patchkit.engine._declare import NATIVE, Patch
 from patchkit.engine._journal import Entry
-from patchkit.engine._references import Reference
+from patchkit.engine._references import Reference, Scan
 from patchkit.engine._slots import AttributeSlot
 from patchkit.engine._targets import Target
 from patchkit.engine.errors import violation
@@ -32,14 +32,13 @@ def settle(
     patch: Patch,
     target: Target,
     built: Built,
-    found: list[Reference],
-    unseen: dict[int, int],
+    scan: Scan,
 ) -> Settled:
     """Decide about every reference to the old objects of one patch."""
     new_of = {id(old): new for old, new in built.renamed}
     used = _used_by(built.counted)
     entries, kept, accepted, refused = [], [], [], []
-    for reference in found:
+    for reference in scan.references:
         if id(reference.obj) not in new_of or _is_target_itself(reference, target):
             continue
         if reference.holder == id(target.value):
@@ -58,7 +57,7 @@ def settle(
                 new = MethodType(new, reference.held.__self__)
             entries.append(Entry(reference.slot, reference.held, new))
     for old, _ in built.renamed:
-        if count := unseen.get(id(old), 0):
+        if count := scan.unseen.get(id(old), 0):
             if _accepts(patch, NATIVE):
                 accepted.append(f"{NATIVE} ({count})")
             else:

@@ -31,9 +31,9 @@ ATOM_TYPES: Final = frozenset(
 )
 LRU_CACHE: Final = type(functools.lru_cache(lambda: None))
 
-_class_dict = type.__dict__["__dict__"].__get__
-_class_mro = type.__dict__["__mro__"].__get__
-_module_dict = ModuleType.__dict__["__dict__"].__get__
+_class_dict: Any = type.__dict__["__dict__"].__get__
+_class_mro: Any = type.__dict__["__mro__"].__get__
+_module_dict: Any = ModuleType.__dict__["__dict__"].__get__  # type: ignore[index]
 
 
 def is_module(value: object) -> bool:

@@ -14,7 +14,11 @@ from patchkit.engine.errors import (
     AlreadyInstalledError,
     AmbiguousInstallationError,
     NoInstallationError,
+    PreflightError,
+    violation,
 )
+
+_ATTEMPTS = 8
 
 
 def install(
@@ -45,16 +49,30 @@ def install(
     with process.lock:
         if (known := _known(adapter, chosen, accept, profile)) is not None:
             return known
-    # Replacements are imported here: not under the lock, see process.
-    planned = plan(adapter, chosen, accept=accept, profile=profile)
-    with process.lock:
-        if (known := _known(adapter, chosen, accept, profile)) is not None:
-            return known  # another thread was faster
-        installation = Installation(planned)
-        installation._commit()
-        installation._claims = 1
-        process.installations[adapter.name, chosen] = installation
-        return installation
+    for _ in range(_ATTEMPTS):
+        # Replacements are imported here: not under the lock, see _process.
+        planned = plan(adapter, chosen, accept=accept, profile=profile)
+        with process.lock:
+            if (known := _known(adapter, chosen, accept, profile)) is not None:
+                return known  # another thread was faster
+            installation = Installation(planned)
+            if installation._commit():
+                installation._claims = 1
+                process.installations[adapter.name, chosen] = installation
+                return installation
+        # A module was imported between plan and commit: plan again, now with it.
+    raise PreflightError(
+        f"adapter {adapter.name!r} cannot be installed on the {chosen} side",
+        [
+            violation(
+                f"adapter {adapter.name!r}",
+                "its modules are being imported by other threads all the time",
+                expected="a moment without imports of what is patched",
+                found=f"{_ATTEMPTS} attempts in which one came in between",
+                remedy="install before those threads start",
+            )
+        ],
+    )
 
 
 def _known(

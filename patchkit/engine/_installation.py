@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any, Literal
 
@@ -9,14 +10,18 @@ from patchkit.engine import _inert as inert
 from patchkit.engine import _journal as journal
 from patchkit.engine import _process as process
 from patchkit.engine import _residue as residue
+from patchkit.engine._canary import Canary
 from patchkit.engine._declare import Adapter
 from patchkit.engine._journal import Entry
-from patchkit.engine._plan import Plan, PlannedPatch
+from patchkit.engine._pending import watch
+from patchkit.engine._plan import Plan, PlannedPatch, prepare
 from patchkit.engine._report import RuntimeManifest, runtime_manifest
+from patchkit.engine._review import Review
 from patchkit.engine._slots import same
 from patchkit.engine._switch import Switch
-from patchkit.engine._targets import resolve
+from patchkit.engine._targets import resolve, still_importing
 from patchkit.engine.errors import (
+    DuringImportError,
     NoInstallationError,
     ProcessBoundError,
     UndoRefusedError,
@@ -42,6 +47,7 @@ class Installation:
         self._state: State = "undone"
         self._broken = ""
         self._claims = 0
+        self._canary: Canary | None = None
         self.hits: dict[str, int] = {}
 
     # -- what it is ---------------------------------------------------------
@@ -79,11 +85,83 @@ class Installation:
 
     # -- doing and undoing --------------------------------------------------
 
-    def _commit(self) -> None:
-        """Write the plan; the caller holds the lock."""
-        self._journal = journal.commit(self._plan.entries)
+    def _commit(self) -> bool:
+        """Write the plan; the caller holds the lock.
+
+        Returns:
+            False, with nothing done, when a module that was not loaded when the
+            plan was made is loaded now: the plan has to be made again.
+        """
+        watch.add({p.module for p in self._patches}, self._executed)
+        try:
+            if any(p.pending and inert.loaded(p.module) is not None for p in self._patches):
+                watch.remove(self._executed)
+                return False
+            self._journal = journal.commit(self._plan.entries)
+        except BaseException:
+            watch.remove(self._executed)
+            raise
         self._take_ownership(self._patches)
         self._settle_state()
+        return True
+
+    def _executed(self, module: str) -> None:
+        """A module of ours has just run: the first time, or once more."""
+        waiting = [p.patch for p in self._patches if p.pending and p.module == module]
+        if not waiting:
+            if self._state in ("active", "pending"):
+                self._broken, self._state = module, "broken"
+            return
+        review = Review(self.adapter, self._plan.accept)
+        # Not under the lock: replacements are imported here, by the thread that imports.
+        arrived = prepare(waiting, review, self.switch, arrived=True)
+        with process.lock:
+            if self._state == "undone":
+                return
+            try:
+                if review.violations:
+                    raise DuringImportError(
+                        f"adapter {self.adapter.name!r} ({self.side}) was waiting for {module}, "
+                        "does not fit it, and was undone",
+                        review.violations,
+                    )
+                entries = [entry for planned in arrived for entry in planned.entries]
+                self._journal += journal.commit(entries)
+            except BaseException:
+                self._undo([e for e in self._journal if same(e.slot.read(), e.after)])
+                raise
+            self._plan.unreviewed.update(review.unreviewed)
+            by_patch = {id(p.patch): p for p in arrived}
+            self._patches = [by_patch.get(id(p.patch), p) for p in self._patches]
+            self._take_ownership(arrived)
+            self._settle_state()
+            if self._canary is not None:
+                for planned in arrived:
+                    self._canary.include(planned)
+
+    def canary(self, *, evidence: Path | None = None, watch_calls: bool = True) -> Canary:
+        """A `with` block at whose end every required patch must have been reached.
+
+        A hit is a call, or a trace by a compiler.
+
+        Args:
+            evidence: A folder of compiled artefacts: what was stored there by
+                :meth:`store_evidence` under this very patch set counts too.
+            watch_calls: Also note what runs under the same names, to say what
+                ran instead; costs a profiler callback per call.
+        """
+        if self._state not in ("active", "pending"):
+            raise NoInstallationError(f"active installation of {self.adapter.name!r}", [repr(self)])
+        from patchkit.engine._compiled import load_evidence
+
+        known = load_evidence(evidence, self.manifest.digest) if evidence is not None else {}
+        return Canary(self, known, watch_calls)
+
+    def store_evidence(self, folder: Path) -> Path:
+        """Keep the hits so far beside compiled artefacts, for runs that start warm."""
+        from patchkit.engine._compiled import store_evidence
+
+        return store_evidence(folder, self.manifest.digest, self.hits)
 
     def _take_ownership(self, patches: list[PlannedPatch]) -> None:
         for planned in patches:
@@ -109,6 +187,7 @@ class Installation:
                     _installed_names(),
                 )
             wrong = [self._told(entry, "is no longer installed") for entry in self._differing()]
+            wrong += [_missed_import(p) for p in self._patches if _past_the_hook(p)]
             if self._broken:
                 wrong.append(
                     violation(
@@ -171,7 +250,10 @@ class Installation:
                 self._undo(entries)
 
     def _undo(self, entries: list[Entry]) -> None:
+        if self._canary is not None:
+            self._canary.stop()
         journal.restore(entries)
+        watch.remove(self._executed)
         self._state = "undone"
         self._claims = 0
         process.installations.pop((self.adapter.name, self.side), None)
@@ -210,6 +292,23 @@ class Installation:
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise ProcessBoundError(repr(self))
+
+
+def _past_the_hook(planned: PlannedPatch) -> bool:
+    if not planned.pending:
+        return False
+    module = inert.loaded(planned.module)
+    return module is not None and not still_importing(module)
+
+
+def _missed_import(planned: PlannedPatch) -> Violation:
+    return violation(
+        planned.patch.symbol,
+        "its module was loaded past the import system",
+        expected=f"an import of {planned.module} that can be hooked",
+        found="a loaded module without the patch",
+        remedy="uninstall() and install() again, now that it is loaded",
+    )
 
 
 def _new_functions(planned: PlannedPatch) -> list[Any]:

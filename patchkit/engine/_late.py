@@ -10,7 +10,6 @@ from typing import Any
 from patchkit.engine import _inert as inert
 from patchkit.engine import _shape as shape
 from patchkit.engine._declare import FROZEN, Patch
-from patchkit.engine._references import Reference
 from patchkit.engine._targets import Target
 from patchkit.engine.errors import violation
 from patchkit.errors import Violation
@@ -24,7 +23,7 @@ _SUSPENDED = {
 Live = list[tuple[Patch, Target, Any]]
 
 
-def too_late(live: Live, found: list[Reference]) -> list[Violation]:
+def too_late(live: Live) -> list[Violation]:
     """Everything for which this installation comes too late."""
     return [*_running(live), *_suspended(live), *_frozen(live), *_cached(live), *_instances(live)]
 
@@ -109,7 +108,7 @@ def _cached(live: Live) -> list[Violation]:
     """functools caches in the target's module that hold answers made by the old function."""
     found = []
     for patch, target, _ in live:
-        function = target.function
+        function: Any = target.function
         if function is None:
             continue
         space = function.__globals__

@@ -11,17 +11,19 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
+from patchkit.engine import _dispatch as dispatch
 from patchkit.engine import _foreign as foreign
 from patchkit.engine import _inert as inert
 from patchkit.engine import _process as process
 from patchkit.engine import _references as references
-from patchkit.engine._build import Built, Pair, build
+from patchkit.engine._build import Built, Pair, build, build_static
 from patchkit.engine._declare import Adapter, Patch
 from patchkit.engine._discover import find_adapter, side_of
 from patchkit.engine._holders import settle
 from patchkit.engine._inert import MISSING
 from patchkit.engine._journal import Entry
 from patchkit.engine._late import too_late
+from patchkit.engine._pending import cannot_wait
 from patchkit.engine._review import Review
 from patchkit.engine._slots import AttributeSlot, RegistrySlot, Slot
 from patchkit.engine._switch import Switch
@@ -86,7 +88,7 @@ class Plan:
     patches: tuple[PlannedPatch, ...]
     skipped: tuple[Patch, ...]
     violations: tuple[Violation, ...]
-    unreviewed: Mapping[str, str]
+    unreviewed: dict[str, str]
     versions: Mapping[str, str]
     accept: Mapping[str, str] = field(default_factory=dict)
     switch: Switch | None = None
@@ -129,7 +131,8 @@ def inspect_plan(
         adapter = find_adapter(adapter)
     chosen_side = side_of(adapter, side)
     review = Review(adapter, accept or {})
-    applying, skipped = [], []
+    applying: list[Patch] = []
+    skipped: list[Patch] = []
     chosen_profile = adapter.profile(profile)
     for patch in adapter.patches(chosen_side):
         if patch.profiles and chosen_profile not in patch.profiles:
@@ -165,20 +168,29 @@ def inspect_plan(
     )
 
 
-def prepare(patches: list[Patch], review: Review, switch: Switch | None) -> list[PlannedPatch]:
-    """Plan patches together, those whose modules are loaded to the last slot."""
+def prepare(
+    patches: list[Patch], review: Review, switch: Switch | None, *, arrived: bool = False
+) -> list[PlannedPatch]:
+    """Plan patches together, those whose modules are loaded to the last slot.
+
+    Args:
+        patches: What to plan.
+        review: Collects verdicts and violations.
+        switch: The switch of a trainer side.
+        arrived: Called right after the module ran, from inside its import.
+    """
     live: list[tuple[Patch, Target, SymbolFacts | None]] = []
     planned: dict[int, PlannedPatch] = {}
     for patch in patches:
-        found = locate(Symbol.parse(patch.symbol), on_subclass=patch.on_subclass)
+        found, facts = _find(patch, review, arrived)
         if isinstance(found, Violation):
             review.violations.append(found)
             continue
-        facts = review.judge(patch.symbol, live=found is not None)
         for symbol in patch.depends_on:
             review.judge(symbol)
         if found is None:
-            planned[id(patch)] = PlannedPatch(patch, None, facts)
+            notes = build_static(patch, facts, review.violations)
+            planned[id(patch)] = PlannedPatch(patch, None, facts, notes=notes)
         else:
             _nobody_else(patch, found, facts, review)
             live.append((patch, found, facts))
@@ -188,16 +200,34 @@ def prepare(patches: list[Patch], review: Review, switch: Switch | None) -> list
     for patch, _, _ in live:
         _try_resolve(patch)
     olds = _old_objects(live)
-    found_references = references.find(olds, ignored=process.bookkeeping_ids())
-    unseen = references.hidden(olds)
-    review.violations += too_late(live, found_references)
+    owners = [target.owner for _, target, _ in live]
+    scan = references.scan(olds, owners, ignored=process.bookkeeping_ids())
+    review.violations += too_late(live)
     for patch, target, facts in live:
-        built = build(patch, target, facts, None if patch.always else switch, review.violations)
+        acting = None if patch.always else switch
+        if patch.action == "dispatch":
+            built = dispatch.build(patch, target, acting is not None, review.violations)
+        else:
+            built = build(patch, target, facts, acting, review.violations)
         if built is not None:
-            planned[id(patch)] = _with_slots(
-                patch, target, facts, built, found_references, unseen, review
-            )
+            planned[id(patch)] = _with_slots(patch, target, facts, built, scan, review)
     return [planned[id(patch)] for patch in patches if id(patch) in planned]
+
+
+def _find(
+    patch: Patch, review: Review, arrived: bool
+) -> tuple[Target | Violation | None, SymbolFacts | None]:
+    """The live target, if its module is loaded, and what its source says."""
+    if patch.action == "dispatch":
+        return dispatch.locate(patch), None  # operators have no source to review
+    symbol = Symbol.parse(patch.symbol)
+    found = locate(symbol, on_subclass=patch.on_subclass, arrived=arrived)
+    if isinstance(found, Violation):
+        return found, None
+    if found is None and (why := cannot_wait(symbol.module)):
+        problem = violation(symbol, "cannot be awaited", found=why, remedy="import it first")
+        return problem, None
+    return found, review.judge(patch.symbol, live=found is not None)
 
 
 def _declared_well(
@@ -264,7 +294,7 @@ def _one_slot_each(live: list[tuple[Patch, Target, Any]], review: Review) -> Non
     for patch, target, _ in live:
         place = (id(target.owner), target.attribute, patch.key)
         first = seen.setdefault(place, patch)
-        if first is not patch and first.symbol != patch.symbol:
+        if first is not patch and first.identity != patch.identity:
             review.violations.append(
                 violation(
                     patch.symbol,
@@ -323,11 +353,14 @@ def _with_slots(
     target: Target,
     facts: SymbolFacts | None,
     built: Built,
-    found: list[references.Reference],
-    unseen: dict[int, int],
+    scan: references.Scan,
     review: Review,
 ) -> PlannedPatch:
     slot: Slot
+    if patch.action == "dispatch":
+        slot = target.owner
+        entries = [Entry(slot, target.held, built.value)]
+        return PlannedPatch(patch, target, facts, tuple(entries), built, notes=built.notes)
     if patch.action == "register":
         name = f"{target.slot_name}[{patch.key!r}]"
         door = resolve(patch.door) if patch.door else None
@@ -336,7 +369,7 @@ def _with_slots(
         return PlannedPatch(patch, target, facts, tuple(entries), built, notes=built.notes)
     slot = AttributeSlot(target.owner, target.attribute, target.slot_name)
     entries = [Entry(slot, target.held, built.value)]
-    settled = settle(patch, target, built, found, unseen)
+    settled = settle(patch, target, built, scan)
     review.violations += settled.violations
     entries += settled.entries
     return PlannedPatch(

@@ -11,7 +11,7 @@ import gc
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from types import CellType, FrameType, FunctionType, MethodType
@@ -69,12 +69,21 @@ class _Index:
 
     def referrers(self, objects: list[Any]) -> list[Any]:
         found = gc.get_referrers(*objects) if objects else []
-        own = self.ignored | {id(objects)}
-        return [
-            r
-            for r in found
-            if id(r) not in own and type(r) is not FrameType and type(r) not in bookkeeping
-        ]
+        self.ignored.add(id(objects))
+        return [holder for holder in found if not self.own(holder)]
+
+    def own(self, holder: Any) -> bool:
+        """Whether a holder is a frame or the engine's own."""
+        kind = type(holder)
+        return id(holder) in self.ignored or kind is FrameType or kind in bookkeeping
+
+    def know(self, owners: Iterable[Any]) -> None:
+        """Name the namespaces of classes; what ``vars`` shows is a view of a dict behind it."""
+        for owner in owners:
+            if inert.is_class(owner):
+                for space in gc.get_referents(inert.namespace(owner)):
+                    if type(space) is dict:
+                        self.owners[id(space)] = [owner]
 
     def learn(self, objects: list[Any]) -> None:
         """Find the owners of objects, and theirs, up to where a name is."""
@@ -126,35 +135,81 @@ def _has_dict(value: Any) -> bool:
     return type(value).__flags__ & (1 << 9) != 0 and not inert.is_class(value)  # heap types
 
 
-def find(objects: Iterable[Any], *, ignored: Iterable[int] = ()) -> list[Reference]:
-    """All references to the objects, but those of the engine itself.
+@dataclass(frozen=True, slots=True, eq=False)
+class Scan:
+    """The result of one search.
+
+    Attributes:
+        references: Every reference found, but those of the engine itself.
+        unseen: Identity of an old object -> references that nothing shows.
+    """
+
+    references: tuple[Reference, ...]
+    unseen: dict[int, int]
+
+
+def scan(olds: Olds, owners: Iterable[Any], *, ignored: Iterable[int] = ()) -> Scan:
+    """Search for all references to the old objects.
 
     Args:
-        objects: The old objects: raw attributes and the functions inside.
+        olds: Raw attributes and the functions inside; only this list may hold them.
+        owners: Classes and modules that define them, to save looking for those.
         ignored: Identities of containers of the caller.
     """
-    olds = Olds(objects)
-    index = _Index(set(ignored) | {id(olds)})
+    if not olds:
+        return Scan((), {})
+    frozen = gc.get_freeze_count() > 0
+    # Nothing can be counted against what the collector does not show.
+    unseen, holders = _unseen(olds) if not frozen else ({}, _walk(olds))
+    index = _Index(set(ignored) | {id(olds), id(holders)})
+    index.know(owners)
     index.ignored |= {id(index.ignored), id(index.__dict__), id(index.owners)}
-    index.ignored |= {id(cell) for f in shape.made for cell in f.__closure__ or ()}
-    holders = index.referrers(olds)
+    index.ignored |= {id(cell) for f in list(shape.made) for cell in f.__closure__ or ()}
+    holders = [h for h in holders if not index.own(h)]
     index.ignored.add(id(holders))
-    methods = [h for h in holders if type(h) is MethodType]
-    index.ignored.add(id(methods))
     index.learn([h for h in holders if not index.named(h)])
     by_id = {id(o): o for o in olds}
     index.ignored.add(id(by_id))
-    return [
-        reference
-        for holder in holders
-        for reference in _inside(holder, by_id, index, lambda held, old: held)
-    ]
+    found = [reference for holder in holders for reference in _inside(holder, by_id, index)]
+    return Scan(tuple(found), unseen)
 
 
-Rewrap = Callable[[Any, Any], Any]
+def _walk(olds: Olds) -> list[Any]:
+    """Holders reachable from loaded modules by name, for when the collector was frozen.
+
+    One level into classes, functions and containers: less than the collector shows.
+    """
+    wanted = set(map(id, olds))
+    found: dict[int, Any] = {id(h): h for h in gc.get_referrers(*olds)}
+
+    def look(holder: Any, inside: Iterable[Any]) -> None:
+        if any(id(value) in wanted for value in inside):
+            found[id(holder)] = holder
+
+    for module in list(sys.modules.values()):
+        if not inert.is_module(module):
+            continue
+        space = inert.namespace(module)
+        look(space, list(space.values()))
+        for value in list(space.values()):
+            kind = type(value)
+            if inert.is_class(value):
+                look(value, list(inert.namespace(value).values()))
+            elif kind is dict:
+                look(value, [*value.values(), *value])
+            elif kind in (list, tuple, set, frozenset):
+                look(value, value)
+            elif kind is partial:
+                look(value, (value.func, *value.args))
+            elif kind is FunctionType:
+                look(value.__defaults__, value.__defaults__ or ())
+                look(value.__kwdefaults__, (value.__kwdefaults__ or {}).values())
+                for cell in value.__closure__ or ():
+                    look(cell, gc.get_referents(cell))
+    return list(found.values())
 
 
-def _inside(holder: Any, olds: dict[int, Any], index: _Index, wrap: Rewrap) -> list[Reference]:
+def _inside(holder: Any, olds: dict[int, Any], index: _Index) -> list[Reference]:
     """The references that one holder has."""
     found: list[Reference] = []
     kind = type(holder)
@@ -174,16 +229,16 @@ def _inside(holder: Any, olds: dict[int, Any], index: _Index, wrap: Rewrap) -> l
     elif kind is CellType:
         for function in _functions_of_cell(holder, index):
             closure = function.__closure__ or ()
-            i = next((i for i, cell in enumerate(closure) if cell is holder), None)
-            if i is not None:
-                where = f"{index.named(function)}.<closure>.{function.__code__.co_freevars[i]}"
+            at = next((i for i, cell in enumerate(closure) if cell is holder), None)
+            if at is not None:
+                where = f"{index.named(function)}.<closure>.{function.__code__.co_freevars[at]}"
                 add(where, holder.cell_contents, CellSlot(holder, where))
                 return found
         add(f"closure variable of {name}", holder.cell_contents, CellSlot(holder, name))
     elif kind is tuple:
         for function in index.owners.get(id(holder), ()):
             if type(function) is FunctionType and function.__defaults__ is holder:
-                for i, item in enumerate(holder):
+                for i, item in enumerate(function.__defaults__ or ()):
                     if id(item) in olds:
                         where = f"{index.named(function)}.__defaults__[{i}]"
                         add(where, item, DefaultSlot(function, i, where))
@@ -305,43 +360,44 @@ def _in_method(method: MethodType, olds: dict[int, Any], index: _Index) -> list[
     return found
 
 
-def hidden(objects: Olds) -> dict[int, int]:
-    """For each object, how many references neither the collector nor a frame shows.
+def _unseen(olds: Olds) -> tuple[dict[int, int], list[Any]]:
+    """References that neither the collector nor a frame shows, per object, and all holders.
 
     C++ registries hold objects without telling the collector. Local variables
     of running frames do too, and are counted apart: a variable is no caller.
-    The caller must hold the objects in collectable containers only.
     """
-    excess: dict[int, int] = {}
-    for attempt in range(3):
-        excess = _excess(objects)
+    excess, holders = _count(olds)
+    for attempt in (1, 2):
         if not any(count > 0 for count in excess.values()):
             break
+        del holders
         time.sleep(0.002 * attempt)  # other threads may just have been calling it
-    return {key: count for key, count in excess.items() if count > 0}
+        excess, holders = _count(olds)
+    return {key: count for key, count in excess.items() if count > 0}, holders
 
 
-def _excess(objects: Olds) -> dict[int, int]:
-    visible = dict.fromkeys(map(id, objects), 0)
+def _count(olds: Olds) -> tuple[dict[int, int], list[Any]]:
+    seen = dict.fromkeys(map(id, olds), 0)
     # Before the collector is asked: looking at locals makes dicts, which it then shows.
-    for identity in _in_local_variables(visible):
-        visible[identity] += 1
-    holders = gc.get_referrers(*objects) if objects else []
-    for holder in holders:
-        if type(holder) is not FrameType:
-            for held in gc.get_referents(holder):
-                if id(held) in visible:
-                    visible[id(held)] += 1
-            held = None
-    holder = holders = None  # a holder can be one of the objects: a list of them would count
-    return {
+    for identity in _in_local_variables(seen):
+        seen[identity] += 1
+    holders = gc.get_referrers(*olds)
+    for i in range(len(holders)):
+        if id(holders[i]) in seen:  # one old object holds another; now this list holds it too
+            seen[id(holders[i])] += 1
+        if type(holders[i]) is not FrameType:
+            for identity in map(id, gc.get_referents(holders[i])):
+                if identity in seen:
+                    seen[identity] += 1
+    excess = {
         # One for the list of arguments of getrefcount itself.
-        id(objects[i]): sys.getrefcount(objects[i]) - 1 - visible[id(objects[i])]
-        for i in range(len(objects))
+        id(olds[i]): sys.getrefcount(olds[i]) - 1 - seen[id(olds[i])]
+        for i in range(len(olds))
     }
+    return excess, holders
 
 
-def _in_local_variables(wanted: dict[int, int]) -> list[int]:
+def _in_local_variables(wanted: dict[int, Any]) -> list[int]:
     found = []
     for top in sys._current_frames().values():
         frame: FrameType | None = top

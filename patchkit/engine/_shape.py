@@ -149,7 +149,7 @@ def redescribed(value: Any, make: Callable[[FunctionType], FunctionType], part: 
         make: From old function to new.
         part: For properties: which of the three functions to make over; None is all.
     """
-    kind = type(value)
+    kind: Any = type(value)
     if kind is FunctionType:
         return make(value)
     if issubclass(kind, (staticmethod, classmethod)):
@@ -167,8 +167,7 @@ def redescribed(value: Any, make: Callable[[FunctionType], FunctionType], part: 
         return new
     if kind is inert.LRU_CACHE:
         settings = value.cache_parameters()
-        new = functools.lru_cache(**settings)(make(value.__wrapped__))
-        return new
+        return functools.lru_cache(**settings)(make(value.__wrapped__))
     raise TypeError(f"{inert.describe(value)} has no function inside")
 
 
@@ -185,7 +184,7 @@ def passing_on(function: FunctionType) -> tuple[str, str]:
             head.append("/")
         if p.kind is p.KEYWORD_ONLY and last not in (p.KEYWORD_ONLY, p.VAR_POSITIONAL):
             head.append("*")
-        star = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        star = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
         head.append(f"{star}{p.name}" + ("" if p.default is p.empty else "=None"))
         call.append(f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else f"{star}{p.name}")
         last = p.kind

@@ -53,12 +53,20 @@ def still_importing(module: Any) -> bool:
     return bool(getattr(spec, "_initializing", False))
 
 
-def locate(symbol: Symbol, *, on_subclass: bool = False) -> Target | Violation | None:
-    """Find a symbol among the loaded modules; None if its module is not loaded."""
+def locate(
+    symbol: Symbol, *, on_subclass: bool = False, arrived: bool = False
+) -> Target | Violation | None:
+    """Find a symbol among the loaded modules; None if its module is not loaded.
+
+    Args:
+        symbol: What to find.
+        on_subclass: Whether an inherited member belongs to the class that was named.
+        arrived: The module has just been executed, by the import that asks.
+    """
     module = inert.loaded(symbol.module)
     if module is None:
         return None
-    if still_importing(module):
+    if still_importing(module) and not arrived:
         # Another thread is executing it: wait for that. In this very thread it stays unfinished.
         import_module(symbol.module)
         if still_importing(module):

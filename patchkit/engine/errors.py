@@ -145,6 +145,20 @@ class AlreadyInstalledError(PatchkitError):
         )
 
 
+class CanaryBusyError(PatchkitError):
+    """A second canary run on one installation while the first is still counting."""
+
+    def __init__(self, adapter: str) -> None:
+        self.adapter = adapter
+        super().__init__(adapter)
+
+    def __str__(self) -> str:
+        return (
+            f"a canary of {self.adapter!r} is already counting in this process; "
+            "leave that `with` block first"
+        )
+
+
 class NoInstallationError(PatchkitError):
     """Something asks for an installation that this process does not have."""
 
