@@ -37,23 +37,13 @@ CUDA_ROLLOUT: tuple[Patch, ...] = (
         until="vLLM's batch-invariant RMSNorm is an opaque operator that rounds the residual sum",
     ),
     Patch(
-        symbol=_LAYERS + "linear:linear_batch_invariant",
+        symbol=_LAYERS + "batch_invariant:linear_batch_invariant",
         action="replace",
         replacement=_ROLLOUT + "linear",
         versions=_VLLM,
         profiles=VLLM_BI_FAST,
-        reason="a tile for few rows in decode; the same sum in the same order",
+        reason="a tile for few rows, in every layer and the output layer; the same sum in order",
         consequence="none in the bits; decode computes 128 rows where it needs 1 to 64",
-        until="vLLM's matmul_persistent chooses its tile by the number of rows",
-    ),
-    Patch(
-        symbol=_LAYERS + "vocab_parallel_embedding:linear_batch_invariant",
-        action="replace",
-        replacement=_ROLLOUT + "linear",
-        versions=_VLLM,
-        profiles=VLLM_BI_FAST,
-        reason="a tile for few rows in the output layer; the same sum in the same order",
-        consequence="none in the bits; the output layer computes rows that nobody reads",
         until="vLLM's matmul_persistent chooses its tile by the number of rows",
     ),
     Patch(
@@ -69,16 +59,6 @@ CUDA_ROLLOUT: tuple[Patch, ...] = (
 )
 
 CUDA_TRAINER: tuple[Patch, ...] = (
-    Patch(
-        symbol=_HF + "create_causal_mask",
-        action="replace",
-        replacement=_TRAINER + "causal_mask",
-        versions=_TRANSFORMERS,
-        profiles=VLLM_BI,
-        reason="attention reads sequence boundaries, not a mask of every pair of tokens",
-        consequence="a packed batch of S tokens allocates S * S mask entries",
-        until="transformers builds no mask for attention functions that need none",
-    ),
     Patch(
         symbol=_HF + "Qwen3MoeRMSNorm.forward",
         action="replace",

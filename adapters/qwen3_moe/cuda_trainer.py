@@ -49,38 +49,13 @@ def rollout_topology() -> cuda.RolloutTopology:
     return _topology
 
 
-def causal_mask(
-    config: Any,
-    inputs_embeds: Tensor,
-    attention_mask: Tensor | None,
-    past_key_values: Any,
-    position_ids: Tensor | None = None,
-    or_mask_function: Any = None,
-    and_mask_function: Any = None,
-    block_sequence_ids: Tensor | None = None,
-    layer_idx: int | None = None,
-    allow_is_causal_skip: bool = True,
-) -> Tensor | None:
-    """``create_causal_mask``: the padding mask as it came; an ``[S, S]`` mask is not needed."""
-    wrong = {
-        name: (type(value).__name__, None)
-        for name, value in (
-            ("or_mask_function", or_mask_function),
-            ("and_mask_function", and_mask_function),
-            ("block_sequence_ids", block_sequence_ids),
-        )
-        if value is not None
-    }
-    if attention_mask is not None and attention_mask.dim() != 2:
-        wrong["attention_mask"] = (f"Tensor{list(attention_mask.shape)}", "None or [B, S]")
-    if wrong:
-        raise UncoveredLayerError("Qwen3MoeModel", wrong)
-    return attention_mask
-
-
 def rms_norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
     """``Qwen3MoeRMSNorm.forward``."""
     return cuda.rms_norm(hidden_states, self.weight, self.variance_epsilon)
+
+
+def _is_padding(mask: Tensor | None) -> bool:
+    return mask is None or mask.dim() == 2
 
 
 def _packing(kwargs: dict[str, Any], positions_BS: Tensor, mask: Tensor | None) -> cuda.Packing:
@@ -121,8 +96,11 @@ def attention_forward(
         wrong["attention_dropout"] = (self.attention_dropout, 0.0)
     if hidden_states.dtype != torch.bfloat16:
         wrong["dtype"] = (hidden_states.dtype, torch.bfloat16)
-    if attention_mask is not None and attention_mask.dim() != 2:
-        wrong["attention_mask"] = (f"Tensor{list(attention_mask.shape)}", "None or [B, S]")
+    if kwargs.get(_PACKING) is None and not _is_padding(attention_mask):
+        wrong["attention_mask"] = (
+            f"Tensor{list(attention_mask.shape)}",
+            "None or [B, S]: call Qwen3MoeForCausalLM, which finds the sequences itself",
+        )
     if wrong:
         raise UncoveredLayerError("Qwen3MoeAttention", wrong)
 
@@ -201,10 +179,16 @@ def causal_lm_forward(
     if position_ids is None:
         device = (inputs_embeds if input_ids is None else input_ids).device
         position_ids = torch.arange(shape[1], device=device)[None]
+    if not _is_padding(attention_mask):
+        found = f"Tensor{list(attention_mask.shape)}"
+        raise UncoveredLayerError("Qwen3MoeModel", {"attention_mask": (found, "None or [B, S]")})
     kwargs[_PACKING] = _packing(kwargs, position_ids.expand(shape), attention_mask)
+    # A four-dimensional mask goes through transformers as it is; any other would
+    # make it build one of S * S entries, which attention does not read.
+    unread = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=position_ids.device)
     outputs = self.model(
         input_ids=input_ids,
-        attention_mask=attention_mask,
+        attention_mask=unread,
         position_ids=position_ids,
         past_key_values=past_key_values,
         inputs_embeds=inputs_embeds,
