@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.symbols._facts import PARAMETER_KINDS, SYMBOL_KINDS, Record, SymbolFacts, facts_of
+from patchkit.symbols._match import Match
 from patchkit.symbols._symbol import Symbol
 from patchkit.symbols.errors import MalformedSymbolError, ManifestError, ManifestSchemaError
 
@@ -84,6 +85,8 @@ class Manifest:
         symbols: Symbol -> facts, made when asked for.
         references: Symbol -> symbol, for names that a module only imports (whole-package
             manifests only; elsewhere facts say it with `reexport_of`).
+        lineage: Symbol of the version before -> where it is in this one, as found by
+            comparing the whole packages; `lineage_from` names that version.
         absent: Symbols looked for and not found at this version.
         unreadable: File -> why it could not be read.
         whole: Whether every symbol of the package is in it.
@@ -98,6 +101,8 @@ class Manifest:
         built_from: Mapping[str, Any] | None = None,
         schema: int = SCHEMA,
         references: Mapping[str, str] | None = None,
+        lineage: Mapping[str, Match] | None = None,
+        lineage_from: str = "",
         absent: Iterable[str] = (),
         unreadable: Mapping[str, str] | None = None,
         whole: bool = False,
@@ -111,6 +116,8 @@ class Manifest:
             symbols = {f.symbol: f for f in symbols}
         self.symbols: Mapping[str, SymbolFacts] = symbols
         self.references = dict(references or {})
+        self.lineage = dict(lineage or {})
+        self.lineage_from = lineage_from
         self.absent = tuple(sorted(absent))
         self.unreadable = dict(unreadable or {})
         self.whole = whole
@@ -173,6 +180,15 @@ class Manifest:
                     Symbol.parse(name)
                 except MalformedSymbolError as error:
                     raise ManifestError(path, str(error)) from error
+        try:
+            return cls._from_parts(data, symbols, schema, path)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ManifestError(path, f"it is malformed beside its symbols: {error}") from error
+
+    @classmethod
+    def _from_parts(
+        cls, data: dict[str, Any], symbols: dict[str, Record], schema: int, path: str
+    ) -> Manifest:
         return cls(
             data["package"],
             data["version"],
@@ -180,6 +196,11 @@ class Manifest:
             built_from=data.get("built_from"),
             schema=schema,
             references=data.get("references"),
+            lineage={
+                old: Match(symbol=new, confidence=confidence, evidence=evidence)
+                for old, (new, confidence, evidence) in data.get("lineage", {}).items()
+            },
+            lineage_from=data.get("lineage_from", ""),
             absent=data.get("absent", ()),
             unreadable=data.get("unreadable"),
             whole=bool(data.get("whole", False)),
@@ -199,6 +220,11 @@ class Manifest:
         lines = [f"{_json(key)}: {_json(value)}" for key, value in head.items()]
         if self.absent:
             lines.append(_block("absent", [_json(s) for s in self.absent], "[]"))
+        if self.lineage_from:
+            lines.append(f'"lineage_from": {_json(self.lineage_from)}')
+        if self.lineage:
+            moves = {k: [m.symbol, m.confidence, m.evidence] for k, m in self.lineage.items()}
+            lines.append(_block("lineage", _pairs(moves), "{}"))
         if self.unreadable:
             lines.append(_block("unreadable", _pairs(self.unreadable), "{}"))
         if self.references:

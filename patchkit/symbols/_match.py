@@ -1,0 +1,344 @@
+"""Finding a symbol again that is no longer where it was.
+
+Decided by content: equal bodies first, then how similar code, signature and name are.
+Nothing here is ever applied by itself; every answer carries a confidence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import lru_cache
+
+from patchkit.symbols._facts import Record
+from patchkit.symbols._normalform import similarity
+from patchkit.symbols._symbol import Symbol
+
+ACCEPTED = 0.55
+_TRIVIAL_TOKENS = 9
+_STEP = 6  # hex digits of one item of a sketch
+_COMMON = 400  # an item that more symbols share says nothing
+_LIKELIEST = 25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Where a symbol probably is now.
+
+    Attributes:
+        symbol: The new place.
+        confidence: From 0 to 1.
+        evidence: Why, in words.
+    """
+
+    symbol: str
+    confidence: float
+    evidence: str
+
+
+class Index:
+    """The symbols of one version, found by body, by name and by similar code."""
+
+    def __init__(self, records: Iterable[tuple[str, Record]]) -> None:
+        self.records: dict[str, Record] = dict(records)
+        self._by_body: dict[str, list[str]] = {}
+        self._by_name: dict[str, list[str]] = {}
+        self._by_item: dict[str, list[str]] | None = None
+        for symbol, record in self.records.items():
+            self._by_body.setdefault(record["body_digest"], []).append(symbol)
+            self._by_name.setdefault(last_name(symbol), []).append(symbol)
+
+    def same_body(self, record: Record) -> list[str]:
+        return self._by_body.get(record["body_digest"], [])
+
+    def same_name(self, name: str) -> list[str]:
+        return self._by_name.get(name, [])
+
+    def similar(self, record: Record) -> Iterator[str]:
+        """Symbols that share most of their sketch, likeliest first."""
+        if self._by_item is None:
+            self._by_item = {}
+            for symbol, other in self.records.items():
+                for item in _items(other.get("sketch", "")):
+                    self._by_item.setdefault(item, []).append(symbol)
+        shared: Counter[str] = Counter()
+        for item in _items(record.get("sketch", "")):
+            holders = self._by_item.get(item, ())
+            if len(holders) <= _COMMON:
+                shared.update(holders)
+        for symbol, _ in shared.most_common(_LIKELIEST):
+            yield symbol
+
+    def alike_in_name(self, symbol: str) -> list[str]:
+        """Symbols of the same module, and those whose last name shares its words."""
+        module = symbol.partition(":")[0]
+        near = [s for s in self.records if s.partition(":")[0] == module]
+        mine = last_name(symbol)
+        close = [n for n in self._by_name if n != mine and word_likeness(n, mine) >= 0.5]
+        for name in close:
+            if len(self._by_name[name]) <= _LIKELIEST:
+                near += self._by_name[name]
+        return near
+
+
+def _items(sketch: str) -> Iterator[str]:
+    for start in range(0, len(sketch), _STEP):
+        yield sketch[start : start + _STEP]
+
+
+def last_name(symbol: str) -> str:
+    return symbol.rpartition(":")[2].rpartition(".")[2]
+
+
+def owner_of(symbol: str) -> str:
+    """The class around a symbol as a symbol, or the empty string."""
+    module, _, qualname = symbol.partition(":")
+    owner = qualname.rpartition(".")[0]
+    return f"{module}:{owner}" if owner else ""
+
+
+@lru_cache(maxsize=65536)
+def words(name: str) -> frozenset[str]:
+    """The words of a snake or camel case name."""
+    return frozenset(w.lower() for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name) if w)
+
+
+@lru_cache(maxsize=65536)
+def word_likeness(first: str, second: str) -> float:
+    if first == second:
+        return 1.0
+    a, b = words(first), words(second)
+    if not a or not b:
+        return 0.0
+    return 2 * len(a & b) / (len(a) + len(b))
+
+
+def name_likeness(first: str, second: str) -> float:
+    """How alike two last names are, from 0 to 1."""
+    if first == second:
+        return 1.0
+    letters = SequenceMatcher(None, first.lower(), second.lower()).ratio()
+    return 0.95 * max(word_likeness(first, second), letters - 0.1)
+
+
+def signature_likeness(old: Record, new: Record) -> float | None:
+    """How far the parameters' names agree; None where there are none to compare."""
+    a = [p[0] for p in old.get("parameters", ()) if p[0] not in ("self", "cls")]
+    b = [p[0] for p in new.get("parameters", ()) if p[0] not in ("self", "cls")]
+    if not a and not b:
+        return None
+    return SequenceMatcher(None, a, b).ratio() * 0.5 + _dice(set(a), set(b)) * 0.5
+
+
+def _dice(a: set[str], b: set[str]) -> float:
+    return 2 * len(a & b) / (len(a) + len(b)) if a or b else 1.0
+
+
+_FAMILY = {
+    "function": "code", "method": "code", "staticmethod": "code", "classmethod": "code",
+    "property": "code", "cached_property": "code", "class": "class", "attribute": "value",
+}  # fmt: skip
+
+
+def judge(
+    old_symbol: str, old: Record, new_symbol: str, new: Record, *, owner_moved: bool = False
+) -> Match | None:
+    """Whether `new` is what became of `old`, and how sure that is."""
+    mine, theirs = _FAMILY.get(old["kind"], ""), _FAMILY.get(new["kind"], "")
+    same_name = last_name(old_symbol) == last_name(new_symbol)
+    likeness = name_likeness(last_name(old_symbol), last_name(new_symbol))
+    signature = signature_likeness(old, new)
+    if mine != theirs:
+        return _across(old, new, new_symbol, likeness, signature)
+    around = _surroundings(old_symbol, new_symbol)
+    trivial = _trivial(old)
+    if old["body_digest"] == new["body_digest"]:
+        if mine == "value":
+            return _value(old, new_symbol, same_name, likeness, around)
+        if trivial and not (same_name and (owner_moved or around >= 0.5)):
+            return None
+        if old["digest"] == new["digest"]:
+            base, evidence = 0.93, "same body and signature"
+        else:
+            base, evidence = 0.88, "same body"
+        if trivial:
+            base, evidence = base - 0.15, f"{evidence}, but a short one"
+        confidence = base + 0.04 * same_name + 0.03 * around
+        return Match(
+            symbol=new_symbol, confidence=round(min(confidence, 1.0), 2), evidence=evidence
+        )
+    if mine == "value":
+        if same_name and around >= 0.3:
+            return Match(symbol=new_symbol, confidence=0.6, evidence="same name, another value")
+        return None
+    code = similarity(old.get("sketch", ""), new.get("sketch", ""))
+    return _alike(new_symbol, code, signature, likeness, around, same_name, owner_moved, trivial)
+
+
+def _alike(
+    symbol: str,
+    code: float,
+    signature: float | None,
+    likeness: float,
+    around: float,
+    same_name: bool,
+    owner_moved: bool,
+    trivial: bool,
+) -> Match | None:
+    name = 0.7 * likeness + 0.3 * around
+    shape = 0.5 if signature is None else signature
+    confidence = 0.5 * code + 0.2 * shape + 0.3 * name
+    evidence = f"similar code ({code:.2f})"
+    if signature is not None:
+        evidence += f", signature ({signature:.2f})"
+    evidence += ", same name" if same_name else f", name ({likeness:.2f})"
+    if owner_moved and same_name:
+        confidence = max(confidence, 0.7)
+        return Match(
+            symbol=symbol, confidence=round(confidence, 2), evidence=f"its class moved; {evidence}"
+        )
+    enough = code >= (0.25 if same_name else 0.4) or (same_name and around >= 0.6 and shape >= 0.6)
+    if trivial and not same_name:
+        return None
+    if not same_name and likeness < 0.4 and code < 0.6:
+        return None
+    if confidence < ACCEPTED or not enough:
+        return None
+    return Match(symbol=symbol, confidence=round(min(confidence, 0.9), 2), evidence=evidence)
+
+
+def _across(
+    old: Record, new: Record, symbol: str, likeness: float, signature: float | None
+) -> Match | None:
+    """A class that became a function, or the other way round."""
+    if {_FAMILY.get(old["kind"]), _FAMILY.get(new["kind"])} != {"class", "code"}:
+        return None
+    if "self" in [p[0] for p in (*old.get("parameters", ()), *new.get("parameters", ()))][:1]:
+        return None  # a method is no factory
+    if signature is None or signature < 0.5 or likeness < 0.55:
+        return None
+    confidence = round(0.3 + 0.3 * signature + 0.2 * likeness, 2)
+    if confidence < ACCEPTED:
+        return None
+    evidence = (
+        f"{old['kind']} became {new['kind']}; signature ({signature:.2f}), name ({likeness:.2f})"
+    )
+    return Match(symbol=symbol, confidence=confidence, evidence=evidence)
+
+
+def _value(
+    old: Record, symbol: str, same_name: bool, likeness: float, around: float
+) -> Match | None:
+    """A constant: an equal value alone says little, unless it is a long one."""
+    long = len(old.get("value") or "") > 40
+    if same_name:
+        return Match(
+            symbol=symbol, confidence=round(0.85 + 0.1 * around, 2), evidence="same name and value"
+        )
+    if long or likeness >= 0.7:
+        confidence = round(0.6 + 0.2 * likeness, 2)
+        return Match(symbol=symbol, confidence=confidence, evidence="same value")
+    return None
+
+
+def _trivial(record: Record) -> bool:
+    """Whether a body says too little to know it by: `pass`, `return self.x`."""
+    return len(record.get("sketch", "")) // _STEP < _TRIVIAL_TOKENS
+
+
+def _surroundings(old: str, new: str) -> float:
+    """How alike what is around two symbols is: their class, else their module."""
+    a, b = Symbol.parse(old), Symbol.parse(new)
+    if a.owner and b.owner:
+        if a.owner == b.owner:
+            return 1.0
+        return 0.9 * name_likeness(a.owner, b.owner)
+    module = _module_likeness(a.module, b.module)
+    return module * (0.6 if a.owner or b.owner else 1.0)
+
+
+@lru_cache(maxsize=65536)
+def _module_likeness(first: str, second: str) -> float:
+    if first == second:
+        return 1.0
+    a, b = first.split("."), second.split(".")
+    tail = name_likeness(a[-1], b[-1])
+    shared = sum(1 for x, y in zip(a, b, strict=False) if x == y) / max(len(a), len(b))
+    return 0.6 * tail + 0.4 * shared
+
+
+def best(matches: Iterable[Match | None]) -> Match | None:
+    """The most confident one; of equals the first by name, so that answers do not vary."""
+    found = [m for m in matches if m is not None]
+    return min(found, key=lambda m: (-m.confidence, m.symbol), default=None)
+
+
+def find_again(
+    symbol: str,
+    old: Record,
+    index: Index,
+    *,
+    before: Mapping[str, Record],
+    moved_owner: str | None = None,
+) -> Match | None:
+    """What became of a symbol that is gone.
+
+    Args:
+        symbol: The symbol.
+        old: Its record before.
+        index: The symbols of the new version.
+        before: The symbols of the old version: what was there before, with the same
+            content, is no new home unless it is a twin into which this one was merged.
+        moved_owner: Where its class went, if that is known.
+    """
+    if moved_owner:
+        target = f"{moved_owner}.{last_name(symbol)}"
+        record = index.records.get(target)
+        if record is not None:
+            match = judge(symbol, old, target, record, owner_moved=True)
+            if match is not None:
+                return match
+    candidates = dict.fromkeys(
+        [
+            *index.same_body(old)[: 4 * _LIKELIEST],
+            *_limited(index.same_name(last_name(symbol))),
+            *index.similar(old),
+        ]
+    )
+    match = best(_judged(symbol, old, index, before, candidates))
+    if match is None:
+        match = best(_judged(symbol, old, index, before, index.alike_in_name(symbol)))
+    return match
+
+
+def _limited(symbols: list[str]) -> list[str]:
+    """A name that half the package uses (`forward`) finds nothing by itself."""
+    return symbols if len(symbols) <= 8 * _LIKELIEST else []
+
+
+def _judged(
+    symbol: str,
+    old: Record,
+    index: Index,
+    before: Mapping[str, Record],
+    candidates: Iterable[str],
+) -> Iterator[Match | None]:
+    for candidate in candidates:
+        record = index.records[candidate]
+        match = judge(symbol, old, candidate, record)
+        if match is None:
+            continue
+        earlier = before.get(candidate)
+        if earlier is not None:
+            twin = old["body_digest"] == record["body_digest"] == earlier["body_digest"]
+            if not twin or _trivial(old):
+                continue
+            match = Match(
+                symbol=match.symbol,
+                confidence=round(0.9 * match.confidence, 2),
+                evidence=f"{match.evidence}; it was there before, too (merged)",
+            )
+        yield match
