@@ -1,0 +1,184 @@
+"""One real engine, driven through everything the runtime promises; prints JSON.
+
+Run as a program: an engine must be alone in its process, and its workers import
+this file again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from patchkit.runtime.extension import WorkerExtension
+
+MAP = "patchkit_adapters.qwen3_moe.weights:weight_map"
+
+
+class Saboteur(WorkerExtension):
+    """A worker that can be told to damage its own weights."""
+
+    def sabotage(self, rank: int) -> None:
+        if self.rank == rank:  # type: ignore[attr-defined]
+            model = self.model_runner.get_model()  # type: ignore[attr-defined]
+            model.model.layers[1].self_attn.qkv_proj.weight.data[3, 5] += 1
+
+
+class Sabotaged:
+    """An engine whose worker loses a bit between loading and the receipts."""
+
+    def __init__(self, llm: Any, rank: int) -> None:
+        self._llm, self._rank = llm, rank
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llm, name)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._llm.finish_weight_update(weight_version)
+        self._llm.collective_rpc("sabotage", args=(self._rank,))
+
+
+def said(action: Any) -> str:
+    try:
+        action()
+    except Exception as e:
+        return f"{type(e).__name__}: {e}"
+    return "nothing was raised"
+
+
+def install_runtime_patches() -> Any:
+    """As an adapter would, with what is installed here as what was reviewed."""
+    from patchkit.engine import Adapter, install
+    from patchkit.runtime.patches import RUNTIME_PATCHES
+    from patchkit.symbols import find_facts
+
+    symbols = {}
+    for p in RUNTIME_PATCHES:
+        facts = find_facts(p.symbol)
+        assert facts is not None
+        symbols[p.symbol] = {facts.digest: ["0.32.0"]}
+    adapter = Adapter(
+        name="runtime_only",
+        rollout=RUNTIME_PATCHES,
+        reviewed={"schema": 1, "symbols": symbols},
+    )
+    return install(adapter, side="rollout")
+
+
+def main(folder: Path, tp: int) -> None:
+    import torch
+    from patchkit_adapters.qwen3_moe.tiny import make_tiny_model
+    from safetensors.torch import save_file
+    from transformers import Qwen3MoeForCausalLM
+    from vllm import LLM, SamplingParams
+    from vllm.config import WeightTransferConfig
+
+    from patchkit.runtime.attestation import (
+        AttestationError,
+        collect_attestations,
+        rollout_processes,
+    )
+    from patchkit.runtime.sync import BACKEND, WeightSync, register_backend
+    from patchkit.runtime.weights import tensors_receipt
+
+    model = make_tiny_model(folder / "model")
+    register_backend()
+    if tp == 1:  # with more, the engine core is another process and needs the plugin for it
+        install_runtime_patches()
+    llm = LLM(
+        model=str(model),
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        dtype="bfloat16",
+        max_model_len=256,
+        max_num_batched_tokens=64,
+        max_num_seqs=8,
+        block_size=32,
+        tensor_parallel_size=tp,
+        generation_config="vllm",
+        seed=0,
+        worker_extension_cls="engine_script.Saboteur",
+        weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+    )
+    result: dict[str, Any] = {}
+    llm.collective_rpc("patchkit_attest")
+    run = Path(os.environ["PATCHKIT_RUN_DIR"])
+    try:
+        found = collect_attestations(run, rollout_processes(tensor_parallel=tp))
+    except AttestationError as e:
+        result["attestation"] = str(e)
+        print("RESULT", json.dumps(result))
+        return
+    result["attested"] = [[a.role, a.rank, a.state] for a in found]
+    result["files"] = sorted({p.name.rsplit("-", 1)[0] for p in run.iterdir()})
+
+    hf = Qwen3MoeForCausalLM.from_pretrained(str(model), dtype=torch.float32)
+
+    def receipt(version: int) -> Any:
+        return tensors_receipt(
+            "trainer", hf.named_parameters(), dtype=torch.bfloat16, version=version
+        )
+
+    def deliver(version: int) -> Path:
+        path = folder / f"v{version}.safetensors"
+        save_file(
+            {n: p.detach().to(torch.bfloat16).contiguous() for n, p in hf.named_parameters()},
+            str(path),
+        )
+        return path
+
+    def generate(salt: str | None = None, **changes: Any) -> list[Any]:
+        prompt: dict[str, Any] = {"prompt_token_ids": list(range(5, 75))}
+        if salt is not None:
+            prompt["cache_salt"] = salt
+        params = {"temperature": 1.0, "max_tokens": 8, "logprobs": 0, "ignore_eos": True}
+        made = SamplingParams(**{**params, **changes}, detokenize=False)
+        return llm.generate([prompt], made, use_tqdm=False)
+
+    def spans(outputs: list[Any]) -> list[Any]:
+        return [[s.version, s.start, s.end] for s in outputs[0].outputs[0].weight_versions]
+
+    sync = WeightSync(llm, weight_map=MAP)
+    sync.begin(receipt(0))
+    first, again = generate(), generate()
+    result["version 0"] = spans(first)
+    result["cached"] = again[0].num_cached_tokens
+    result["salts"] = [
+        generate(salt)[0].num_cached_tokens for salt in ("one", "one", "two", "two", "one")
+    ]
+
+    if tp == 1:
+        result["refused"] = {
+            str(changes): said(lambda changes=changes: generate(**changes))
+            for changes in (
+                {"temperature": 0.7, "top_p": 0.9},
+                {"min_tokens": 3},
+                {"logit_bias": {7: 1.0}},
+                {"bad_words": []},
+            )
+        }
+        result["still works"] = spans(generate())
+
+    with torch.no_grad():
+        for p in hf.parameters():
+            p.mul_(1.01)
+    record = sync.update(1, deliver(1), receipt(1))
+    result["seconds"] = record.seconds
+    result["receipts"] = [r.holder for r in record.workers]
+    result["parameters"] = len(record.trainer.parameters) if record.trainer else 0
+    after = generate()
+    result["version 1"] = spans(after)
+    result["cached after the update"] = after[0].num_cached_tokens
+    result["twice"] = said(lambda: sync.update(1, deliver(1), receipt(1)))
+    result["usable after a refusal"] = spans(generate())
+
+    broken = WeightSync(Sabotaged(llm, tp - 1), weight_map=MAP, state=sync.state)
+    result["sabotaged"] = said(lambda: broken.update(2, deliver(2), receipt(2)))
+    result["later"] = said(lambda: sync.state.require_usable("generate"))
+    print("RESULT", json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

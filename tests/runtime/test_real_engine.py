@@ -1,0 +1,96 @@
+"""The runtime on a real vLLM engine: attested, synchronised, refused, poisoned."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+pytestmark = [pytest.mark.e2e, pytest.mark.stack]
+
+
+def drive(folder: Path, tp: int = 1, **env: str) -> dict:
+    pytest.importorskip("vllm")
+    run = folder / "attestations"
+    run.mkdir()
+    settings = {
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if tp == 1 else "1",
+        "PATCHKIT_ENABLE": "1",
+        "PATCHKIT_ADAPTER": "qwen3_moe",
+        "PATCHKIT_RUN_DIR": str(run),
+        "PYTHONPATH": str(HERE),
+    }
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PATCHKIT_", "VLLM_"))}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "engine_script.py"), str(folder), str(tp)],
+        env={**clean, **settings, **env},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    lines = [x for x in done.stdout.splitlines() if x.startswith("RESULT ")]
+    assert lines, done.stdout[-2000:] + done.stderr[-4000:]
+    return json.loads(lines[0].removeprefix("RESULT "))
+
+
+def check_updates(result: dict, tp: int) -> None:
+    workers = [f"worker {r}" for r in range(tp)]
+    assert result["version 0"] == [["0", 0, 8]]
+    assert result["cached"] > 0, "the test would show nothing without a prefix-cache hit"
+    assert result["salts"][0] == 0
+    assert result["salts"][1] > 0
+    assert result["salts"][2] == 0, "another salt must not hit"
+    assert result["salts"][3:] == [result["salts"][1]] * 2
+    assert result["receipts"] == workers
+    assert result["parameters"] > 20
+    assert result["version 1"] == [["1", 0, 8]]
+    assert result["cached after the update"] == 0, "entries of old weights must not be served"
+    assert "delivered twice" in result["twice"]
+    assert result["usable after a refusal"] == [["1", 0, 8]]
+    assert result["sabotaged"].startswith("WeightSyncError")
+    assert "model.layers.1.self_attn.q_proj.weight" in result["sabotaged"]
+    assert f"differs on worker {tp - 1} (region" in result["sabotaged"]
+    assert result["later"].startswith("EnginePoisonedError: generate refused")
+
+
+def test_in_process(tmp_path):
+    result = drive(tmp_path)
+    assert result["attested"] == [["worker", 0, "active"]]
+    assert result["files"] == ["driver-0", "worker-0"]
+    check_updates(result, 1)
+    refused = result["refused"]
+    both = refused["{'temperature': 0.7, 'top_p': 0.9}"]
+    assert both.startswith("RequestRefusedError")
+    assert "SamplingParams.temperature" in both
+    assert "SamplingParams.top_p" in both
+    assert "SamplingParams.min_tokens" in refused["{'min_tokens': 3}"]
+    assert "SamplingParams.logit_bias" in refused["{'logit_bias': {7: 1.0}}"]
+    assert refused["{'bad_words': []}"] == "nothing was raised"
+    assert result["still works"] == [["0", 0, 8]]
+
+
+def test_two_tensor_parallel_workers(tmp_path):
+    result = drive(tmp_path, 2)
+    assert result["attested"] == [["worker", 0, "active"], ["worker", 1, "active"]]
+    assert result["files"] == ["driver-0", "engine-core-0", "worker-0", "worker-1"]
+    check_updates(result, 2)
+
+
+def test_a_worker_that_came_up_without_the_plugin_is_refused(tmp_path):
+    """VLLM_PLUGINS leaves it out; the engine starts all the same, unpatched."""
+    result = drive(tmp_path, VLLM_PLUGINS="something_else")
+    assert "worker 0" in result["attestation"]
+    assert "absent" in result["attestation"]
