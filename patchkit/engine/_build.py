@@ -99,6 +99,14 @@ def build(
     return built if len(find) == before else None
 
 
+_RUNS = {
+    (False, False): "a plain function",
+    (False, True): "a generator function",
+    (True, False): "a coroutine function",
+    (True, True): "an async generator function",
+}
+
+
 def build_static(patch: Patch, facts: Any, find: list[Violation]) -> tuple[str, ...]:
     """The checks that are possible before the target's module is imported.
 
@@ -121,7 +129,9 @@ def build_static(patch: Patch, facts: Any, find: list[Violation]) -> tuple[str, 
         if function is None or facts.kind not in FUNCTION_KINDS:
             return ()
         given = shape.params(function)
-        kinds = ((False, False), (False, False))
+        kind = shape.run_kind(function)
+        ours_runs = (kind.startswith(("async", "coroutine")), "generator" in kind)
+        kinds = (facts.is_async, facts.is_generator), ours_runs
     bound = facts.kind not in ("function", "staticmethod")
     if not facts.decorators and (told := shape.difference(wanted, given, bound=bound)):
         find.append(_other_signature(patch, wanted, given, told))

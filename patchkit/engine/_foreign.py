@@ -13,6 +13,8 @@ from typing import Any
 from patchkit.engine import _inert as inert
 from patchkit.engine._targets import Target
 
+_DEFINED = ("function", "method", "staticmethod", "classmethod", "property", "cached_property")
+
 
 def others(target: Target, facts: Any | None, ours: Any = None) -> list[str]:
     """Descriptions of foreign layers on a target, outermost first.
@@ -22,8 +24,10 @@ def others(target: Target, facts: Any | None, ours: Any = None) -> list[str]:
         facts: The static facts, None where no source can be read.
         ours: ``ours(object)`` says whether another installation of this engine made it.
     """
-    if target.kind in ("value", "class"):
+    if target.kind == "class" or target.kind == "operator":
         return []
+    if target.kind == "value" and (facts is None or facts.kind not in _DEFINED):
+        return []  # an object that the module made itself
     allowed = {target.defined_in.package}
     allowed |= _decorator_homes(target, facts)
     chain = inert.layers(target.value)
@@ -33,7 +37,9 @@ def others(target: Target, facts: Any | None, ours: Any = None) -> list[str]:
             return found
         function = inert.function_of(layer)
         if function is None:
-            found.append(_of_type(layer))
+            made_by = inert.class_name(type(layer)).partition(":")[0].partition(".")[0]
+            if made_by not in allowed or facts is None or not facts.decorators:
+                found.append(_of_type(layer))
         elif type(layer) is FunctionType:
             top = inert.home(function).partition(".")[0]
             last = index == len(chain) - 1

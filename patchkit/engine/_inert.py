@@ -53,6 +53,11 @@ def mro(cls: Any) -> tuple[type, ...]:
     return _class_mro(cls)
 
 
+def lineage(cls: Any) -> tuple[Any, Any]:
+    """The tuples a class itself holds of its bases."""
+    return _class_mro(cls), type.__dict__["__bases__"].__get__(cls)
+
+
 def raw(owner: Any, name: str) -> Any:
     """What the owner itself holds under a name, unbound, or MISSING."""
     return namespace(owner).get(name, MISSING)

@@ -15,9 +15,9 @@ from patchkit.engine.errors import violation
 from patchkit.errors import Violation
 
 _SUSPENDED = {
-    GeneratorType: ("gi_code", "gi_frame", "generator"),
-    CoroutineType: ("cr_code", "cr_frame", "coroutine"),
-    AsyncGeneratorType: ("ag_code", "ag_frame", "async generator"),
+    GeneratorType: ("gi_code", "gi_frame", "a generator"),
+    CoroutineType: ("cr_code", "cr_frame", "a coroutine"),
+    AsyncGeneratorType: ("ag_code", "ag_frame", "an async generator"),
 }
 
 Live = list[tuple[Patch, Target, Any]]
@@ -77,7 +77,7 @@ def _suspended(live: Live) -> list[Violation]:
             found.append(
                 violation(
                     patch_of.symbol,
-                    f"too late: a {names[2]} of it is suspended",
+                    f"too late: it is suspended, as {names[2]}",
                     expected="none under way",
                     found=f"one at line {getattr(value, names[1]).f_lineno}",
                     remedy="exhaust, await or close it first",

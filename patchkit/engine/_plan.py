@@ -192,8 +192,10 @@ def prepare(
             notes = build_static(patch, facts, review.violations)
             planned[id(patch)] = PlannedPatch(patch, None, facts, notes=notes)
         else:
-            _nobody_else(patch, found, facts, review)
-            live.append((patch, found, facts))
+            others = _others(patch, found, facts, review.adapter)
+            review.violations += others
+            if not others:
+                live.append((patch, found, facts))
     _one_slot_each(live, review)
     # Replacements are imported before the scan, so that it sees the references they
     # make, and built after it, so that it does not see those that wrappers make.
@@ -260,32 +262,34 @@ def _declared_well(
             )
 
 
-def _nobody_else(patch: Patch, target: Target, facts: Any, review: Review) -> None:
+def _others(patch: Patch, target: Target, facts: Any, adapter: Adapter) -> list[Violation]:
     """Other adapters and foreign patchers on the target."""
+    found = []
     holder = next(filter(None, map(process.owner, inert.layers(target.held))), None)
-    if holder is not None and holder[0] not in review.adapter.after:
-        review.violations.append(
+    if holder is not None and holder[0] not in adapter.after:
+        found.append(
             violation(
                 patch.symbol,
                 "another adapter has patched it",
                 expected="the original",
                 found=f"the patch of adapter {holder[0]!r} ({holder[1]} side)",
                 remedy=f"if this one belongs on top, declare after=({holder[0]!r},) in "
-                f"adapter {review.adapter.name!r}; else uninstall the other first",
+                f"adapter {adapter.name!r}; else uninstall the other first",
             )
         )
     for who in foreign.others(target, facts, process.is_ours):
-        review.violations.append(
+        found.append(
             violation(
                 patch.symbol,
                 "somebody else has patched it",
-                expected=f"the function defined in {facts.file}:{facts.line}"
+                expected=f"the {facts.kind} defined in {facts.file}:{facts.line}"
                 if facts is not None
                 else "the function as its own package defines it",
                 found=who,
                 remedy="remove the other patch, or install before it is applied",
             )
         )
+    return found
 
 
 def _one_slot_each(live: list[tuple[Patch, Target, Any]], review: Review) -> None:
@@ -335,7 +339,7 @@ def _try_resolve(patch: Patch) -> None:
         return  # build() reports it, with the rest
 
 
-def _old_objects(live: list[tuple[Patch, Target, Any]]) -> references.Olds:
+def _old_objects(live: list[tuple[Patch, Target, Any]]) -> references.Private:
     """Every object that a reference to a target may hold; the caller's list alone holds them."""
     olds: dict[int, Any] = {}
     for patch, target, _ in live:
@@ -345,7 +349,7 @@ def _old_objects(live: list[tuple[Patch, Target, Any]]) -> references.Olds:
             olds[id(target.value)] = target.value
         if target.kind in ("staticmethod", "classmethod"):  # `alias = C.m` holds the function
             olds[id(target.function)] = target.function
-    return references.Olds(olds.values())
+    return references.Private(olds.values())
 
 
 def _with_slots(

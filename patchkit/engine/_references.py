@@ -14,13 +14,29 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from types import CellType, FrameType, FunctionType, MethodType
+from types import (
+    CellType,
+    FrameType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+)
 from typing import Any
 
 from patchkit.engine import _inert as inert
 from patchkit.engine import _shape as shape
-from patchkit.engine._slots import AttributeSlot, CellSlot, DefaultSlot, IndexSlot, ItemSlot, Slot
+from patchkit.engine._slots import (
+    AttributeSlot,
+    CellSlot,
+    DefaultSlot,
+    IndexSlot,
+    ItemSlot,
+    RegistrySlot,
+    Slot,
+)
 
+_DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
 _DEPTH = 3  # how far up owners are looked for to find a name
 
 
@@ -47,12 +63,21 @@ class Reference:
     holder: int = 0
 
 
-class Olds(list[Any]):
-    """The old objects of one plan; a type of its own, so that scans pass over it."""
+class Private(list[Any]):
+    """A list of foreign objects that the engine holds; scans pass over lists of this type."""
 
 
 # Objects of these types are the engine's own bookkeeping. Filled by the modules that define them.
-bookkeeping: set[type] = {Reference, Olds}
+bookkeeping: set[type] = {
+    Reference,
+    Private,
+    AttributeSlot,
+    CellSlot,
+    DefaultSlot,
+    IndexSlot,
+    ItemSlot,
+    RegistrySlot,
+}
 
 
 class _Index:
@@ -65,12 +90,10 @@ class _Index:
             for name, module in list(sys.modules.items())
             if inert.is_module(module)
         }
-        self.owners: dict[int, list[Any]] = {}
+        self.owners: dict[int, Private] = {}
 
-    def referrers(self, objects: list[Any]) -> list[Any]:
-        found = gc.get_referrers(*objects) if objects else []
-        self.ignored.add(id(objects))
-        return [holder for holder in found if not self.own(holder)]
+    def referrers(self, objects: Private) -> Private:
+        return Private(h for h in gc.get_referrers(*objects) if not self.own(h))
 
     def own(self, holder: Any) -> bool:
         """Whether a holder is a frame or the engine's own."""
@@ -83,23 +106,22 @@ class _Index:
             if inert.is_class(owner):
                 for space in gc.get_referents(inert.namespace(owner)):
                     if type(space) is dict:
-                        self.owners[id(space)] = [owner]
+                        self.owners[id(space)] = Private([owner])
 
-    def learn(self, objects: list[Any]) -> None:
+    def learn(self, objects: Private) -> None:
         """Find the owners of objects, and theirs, up to where a name is."""
         for _ in range(_DEPTH):
-            unknown = [o for o in objects if id(o) not in self.owners and not self.named(o)]
+            unknown = Private(o for o in objects if id(o) not in self.owners and not self.named(o))
             if not unknown:
                 return
-            self.ignored |= {id(unknown), id(objects)}
             found = self.referrers(unknown)
-            self.ignored.add(id(found))
-            wanted = {id(o) for o in unknown}
             for o in unknown:
-                self.owners[id(o)] = []
+                self.owners[id(o)] = Private()
             for owner in found:
                 for held in gc.get_referents(owner):
-                    if id(held) in wanted:
+                    if id(held) in self.owners and not any(
+                        owner is known for known in self.owners[id(held)]
+                    ):
                         self.owners[id(held)].append(owner)
             objects = found
 
@@ -148,7 +170,7 @@ class Scan:
     unseen: dict[int, int]
 
 
-def scan(olds: Olds, owners: Iterable[Any], *, ignored: Iterable[int] = ()) -> Scan:
+def scan(olds: Private, owners: Iterable[Any], *, ignored: Iterable[int] = ()) -> Scan:
     """Search for all references to the old objects.
 
     Args:
@@ -161,20 +183,18 @@ def scan(olds: Olds, owners: Iterable[Any], *, ignored: Iterable[int] = ()) -> S
     frozen = gc.get_freeze_count() > 0
     # Nothing can be counted against what the collector does not show.
     unseen, holders = _unseen(olds) if not frozen else ({}, _walk(olds))
-    index = _Index(set(ignored) | {id(olds), id(holders)})
+    cells = {id(cell) for function in list(shape.made) for cell in function.__closure__ or ()}
+    index = _Index(cells.union(ignored))
     index.know(owners)
-    index.ignored |= {id(index.ignored), id(index.__dict__), id(index.owners)}
-    index.ignored |= {id(cell) for f in list(shape.made) for cell in f.__closure__ or ()}
-    holders = [h for h in holders if not index.own(h)]
-    index.ignored.add(id(holders))
-    index.learn([h for h in holders if not index.named(h)])
+    holders = Private(h for h in holders if not index.own(h))
+    index.learn(holders)
     by_id = {id(o): o for o in olds}
     index.ignored.add(id(by_id))
     found = [reference for holder in holders for reference in _inside(holder, by_id, index)]
     return Scan(tuple(found), unseen)
 
 
-def _walk(olds: Olds) -> list[Any]:
+def _walk(olds: Private) -> Private:
     """Holders reachable from loaded modules by name, for when the collector was frozen.
 
     One level into classes, functions and containers: less than the collector shows.
@@ -206,7 +226,7 @@ def _walk(olds: Olds) -> list[Any]:
                 look(value.__kwdefaults__, (value.__kwdefaults__ or {}).values())
                 for cell in value.__closure__ or ():
                     look(cell, gc.get_referents(cell))
-    return list(found.values())
+    return Private(found.values())
 
 
 def _inside(holder: Any, olds: dict[int, Any], index: _Index) -> list[Reference]:
@@ -231,11 +251,16 @@ def _inside(holder: Any, olds: dict[int, Any], index: _Index) -> list[Reference]
             closure = function.__closure__ or ()
             at = next((i for i, cell in enumerate(closure) if cell is holder), None)
             if at is not None:
+                if function.__code__.co_freevars[at] == "__class__":
+                    return found  # what super() of a class's own methods uses
                 where = f"{index.named(function)}.<closure>.{function.__code__.co_freevars[at]}"
                 add(where, holder.cell_contents, CellSlot(holder, where))
                 return found
         add(f"closure variable of {name}", holder.cell_contents, CellSlot(holder, name))
     elif kind is tuple:
+        owner_classes = [o for o in index.owners.get(id(holder), ()) if inert.is_class(o)]
+        if any(holder is bases for cls in owner_classes for bases in inert.lineage(cls)):
+            return found  # told as __bases__ of the class, or the class's own
         for function in index.owners.get(id(holder), ()):
             if type(function) is FunctionType and function.__defaults__ is holder:
                 for i, item in enumerate(function.__defaults__ or ()):
@@ -258,7 +283,7 @@ def _inside(holder: Any, olds: dict[int, Any], index: _Index) -> list[Reference]
                 add(f"{name}.__bases__", base, None, "subclasses keep their base")
     elif kind is FunctionType:
         return found  # its dicts, tuples and cells are holders of their own
-    else:
+    elif kind not in _DESCRIPTORS:  # a class's own accessors refer to it
         for held in gc.get_referents(holder):
             if id(held) in olds and not (inert.is_class(held) and type(holder) is held):
                 add(_other(holder, name), held, None, f"a {kind.__name__} cannot be changed")
@@ -298,7 +323,10 @@ def _in_dict(holder: dict[Any, Any], olds: dict[int, Any], index: _Index) -> lis
             where = f"{name}.{key}"
             slot = AttributeSlot(owner, key, where)
         elif type(owner) is FunctionType:
-            part = "__kwdefaults__" if owner.__kwdefaults__ is holder else "__dict__"
+            part = next(
+                (p for p in ("__kwdefaults__", "__annotations__") if getattr(owner, p) is holder),
+                "__dict__",
+            )
             where = f"{name}.{part}[{key!r}]"
             slot = ItemSlot(holder, key, where)
         else:
@@ -360,7 +388,7 @@ def _in_method(method: MethodType, olds: dict[int, Any], index: _Index) -> list[
     return found
 
 
-def _unseen(olds: Olds) -> tuple[dict[int, int], list[Any]]:
+def _unseen(olds: Private) -> tuple[dict[int, int], Private]:
     """References that neither the collector nor a frame shows, per object, and all holders.
 
     C++ registries hold objects without telling the collector. Local variables
@@ -376,12 +404,12 @@ def _unseen(olds: Olds) -> tuple[dict[int, int], list[Any]]:
     return {key: count for key, count in excess.items() if count > 0}, holders
 
 
-def _count(olds: Olds) -> tuple[dict[int, int], list[Any]]:
+def _count(olds: Private) -> tuple[dict[int, int], Private]:
     seen = dict.fromkeys(map(id, olds), 0)
     # Before the collector is asked: looking at locals makes dicts, which it then shows.
     for identity in _in_local_variables(seen):
         seen[identity] += 1
-    holders = gc.get_referrers(*olds)
+    holders = Private(gc.get_referrers(*olds))
     for i in range(len(holders)):
         if id(holders[i]) in seen:  # one old object holds another; now this list holds it too
             seen[id(holders[i])] += 1
