@@ -140,10 +140,14 @@ class FSDPTrainer:
             rollouts: The sequences.
             engine: The stock engine's log-probabilities of the same tokens.
         """
-        replayed = self.replay(rollouts, exact=False)
+        mine = self._mine(rollouts)
+        rollout = _selected(mine, engine[self.rank :: self.world_size])
         return compare_logprobs(
-            torch.tensor([x for row in engine[self.rank :: self.world_size] for x in row]),
-            torch.cat(replayed) if replayed else torch.zeros(0),
+            rollout.logprobs,
+            _selected(mine, self.replay(rollouts, exact=False)).logprobs,
+            positions=rollout.positions,
+            token_ids=rollout.token_ids,
+            sequences=rollout.sequences,
             names=("stock rollout", "stock replay"),
         )
 
