@@ -60,6 +60,12 @@ class WorkerExtension:
             return None
         return {**received.as_dict(), "holder": f"{_holder(self.patchkit_place())}, as received"}
 
+    def patchkit_hits(self) -> dict[str, int]:
+        """End this process's canary and say how often each patch was called."""
+        from patchkit.runtime.reach import end_canary
+
+        return end_canary()
+
     def patchkit_attest(self) -> dict[str, Any]:
         """Verify the installation now and say what is active in this process."""
         from patchkit.runtime.attestation import attest

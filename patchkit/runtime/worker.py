@@ -11,6 +11,7 @@ from typing import Any
 
 from patchkit.errors import Violation, ViolationsError
 from patchkit.runtime.attestation import attest
+from patchkit.runtime.reach import start_canary
 
 __all__ = ["WorkerRefusedError", "activate", "installation", "process_role"]
 
@@ -32,6 +33,7 @@ def activate() -> Any:
     Environment:
         PATCHKIT_ADAPTER: The adapter's name.
         PATCHKIT_PROFILE: Optional; the adapter's default profile if absent.
+        PATCHKIT_CANARY: Optional; "1" counts calls until the driver asks for them.
         PATCHKIT_RUN_DIR: Where this process attests.
         PATCHKIT_ACCEPT: Optional JSON object, symbol to digest, of drifted symbols
             accepted for this run.
@@ -55,6 +57,8 @@ def activate() -> Any:
     made = install(adapter=adapter, side="rollout", accept=accept, profile=profile)
     try:
         register_backend()
+        if os.environ.get("PATCHKIT_CANARY") == "1":
+            start_canary(made)
         installation = made
         attest(role=role, rank=rank, installation=made)
     except BaseException:
