@@ -11,6 +11,7 @@ from pathlib import Path
 
 from patchkit.engine import Adapter, Patch
 from patchkit.parity.checkpointing import CHECKPOINT_PATCHES
+from patchkit.runtime.patches import RUNTIME_PATCHES
 from patchkit_adapters.qwen3_moe.cuda import CUDA_ROLLOUT, CUDA_TRAINER
 
 _HERE = Path(__file__).parent
@@ -277,7 +278,7 @@ _trainer = (
 
 adapter = Adapter(
     name="qwen3_moe",
-    rollout=_rollout + CUDA_ROLLOUT,
+    rollout=RUNTIME_PATCHES + _rollout + CUDA_ROLLOUT,
     trainer=CHECKPOINT_PATCHES + _trainer + CUDA_TRAINER,
     relies_on=(
         # Called unpatched on the forward path; a change here changes the claim.

@@ -42,7 +42,9 @@ def _expected(config: Mapping[str, Any]) -> list[tuple[str, Any, str, bool]]:
         return default if value is None else value
 
     rope = get("rope_parameters") or get("rope_scaling") or {}
-    experts, chosen = get("num_experts", 0), get("num_experts_per_tok", 0)
+    # transformers 5 writes the count of experts under its general name.
+    experts = get("num_experts", 0) or get("num_local_experts", 0)
+    chosen = get("num_experts_per_tok", 0)
     heads, kv_heads = get("num_attention_heads", 0), get("num_key_value_heads", 0)
     head_size = get("head_dim") or (get("hidden_size", 0) // max(1, heads))
     moe_width, attention_width = get("moe_intermediate_size", 0), heads * head_size

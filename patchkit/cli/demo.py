@@ -120,22 +120,25 @@ def _print(result: DemoResult, total: float) -> None:
         "float32 selected-token log-probabilities",
         title_justify="left",
     )
-    table.add_column("phase")
-    table.add_column("tokens", justify="right")
-    table.add_column("patchkit: mismatches\nrecompute / first forward", justify="right")
-    table.add_column("stock: mismatches", justify="right")
-    table.add_column("stock: max |Δ|", justify="right")
-    table.add_column("stock: mean k3", justify="right")
+    table.add_column("phase", no_wrap=True)
+    for header in (
+        "tokens",
+        "patchkit:\nrecompute",
+        "mismatches\n1st forward",
+        "stock:\nmismatches",
+        "stock:\nmax |Δ|",
+    ):
+        table.add_column(header, justify="right", no_wrap=True)
     for p in result.phases:
         bad = p.recompute.mismatch_count or p.first_forward.mismatch_count
         colour = "red" if bad else "green"
         table.add_row(
             p.name,
             f"{p.recompute.token_count:,}",
-            f"[{colour}]{p.recompute.mismatch_count} / {p.first_forward.mismatch_count}[/{colour}]",
+            f"[{colour}]{p.recompute.mismatch_count:,}[/{colour}]",
+            f"[{colour}]{p.first_forward.mismatch_count:,}[/{colour}]",
             f"{p.stock.mismatch_count:,}" if p.stock else "not run",
             f"{p.stock.max_absdiff:.3g}" if p.stock else "",
-            f"{p.stock.k3_mean:.3g}" if p.stock else "",
         )
     console.print(table)
     for p in result.phases:

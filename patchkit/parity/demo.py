@@ -16,14 +16,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchkit.engine import find_adapter, resolve_reference
-from patchkit.errors import PatchkitError
+import orjson
+import torch
+
+from patchkit.engine import Adapter, find_adapter, resolve_reference
+from patchkit.errors import PatchkitError, ViolationsError
 from patchkit.parity import rollout_engine as engines
-from patchkit.parity.metrics import ParityMetrics, merge_metrics
+from patchkit.parity.fsdp import StepResult, TrainerSettings, selected
+from patchkit.parity.metrics import ParityMetrics, compare_logprobs
 from patchkit.parity.stock_scorer import StockScorer
 from patchkit.parity.trainer_group import TrainerGroup
 from patchkit.parity.workload import Rollout, mixed_prompts
+from patchkit.runtime.artifact import Artifact
 from patchkit.runtime.attestation import collect_attestations, rollout_processes
+from patchkit.runtime.reach import require_reached
 from patchkit.runtime.weights import Receipt
 
 PHASES = ("initial_checkpoint", "post_update_reload")
@@ -95,7 +101,8 @@ class DemoResult:
     seconds: dict[str, float] = field(default_factory=dict)
     syncs: list[Any] = field(default_factory=list)
     attestations: list[Any] = field(default_factory=list)
-    manifests: dict[str, Any] = field(default_factory=dict)
+    manifests: list[Any] = field(default_factory=list)
+    hits: dict[str, int] = field(default_factory=dict)
     artifact: Path | None = None
 
 
@@ -112,6 +119,7 @@ def build_trainer(settings: Any, installation: Any) -> Any:
         settings.options,
         exact=patchkit.exact_context,
         select_logprobs=resolve_reference(adapter.logprobs),
+        installation=installation,
     )
 
 
@@ -140,42 +148,79 @@ def run_demo(settings: DemoSettings, observe: Observer = lambda stage: None) -> 
             f"adapter {adapter.name!r} has no {', '.join(missing)}; the demo needs a tiny model, "
             "the trainer's log-probabilities and a weight map: declare them on the adapter"
         )
-    profile = settings.profile or adapter.default_profile
-    result = DemoResult(settings=settings)
-    folder = settings.folder.absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    engines.apply(engines.environment(settings.tensor_parallel_size))
-    os.environ.update(
-        PATCHKIT_ENABLE="1",
-        PATCHKIT_ADAPTER=adapter.name,
-        PATCHKIT_PROFILE=profile,
-        PATCHKIT_RUN_DIR=str(folder / "attestations"),
-    )
-    (folder / "attestations").mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        return _Run(settings, adapter, observe, stack).run()
+
+
+class _Run:
+    """The stages of one demo; they share processes, so they share an object."""
+
+    def __init__(
+        self, settings: DemoSettings, adapter: Adapter, observe: Observer, stack: ExitStack
+    ) -> None:
+        self.settings, self.adapter = settings, adapter
+        self.profile = adapter.profile(settings.profile)
+        self.folder = settings.folder.absolute()
+        self.result = DemoResult(settings=settings)
+        self._observe, self._stack = observe, stack
 
     @contextmanager
-    def timed(stage: str, label: str) -> Iterator[None]:
-        observe(label)
+    def _timed(self, stage: str, label: str) -> Iterator[None]:
+        self._observe(label)
         start = time.monotonic()
         yield
-        result.seconds[stage] = result.seconds.get(stage, 0.0) + time.monotonic() - start
+        seconds = self.result.seconds
+        seconds[stage] = seconds.get(stage, 0.0) + time.monotonic() - start
 
-    with ExitStack() as stack:
-        model = folder / "checkpoint-0"
-        with timed("model", "make a tiny model with random weights"):
-            resolve_reference(adapter.tiny_model)(model, seed=settings.seed, **settings.model_changes)
-        vocabulary = _vocabulary(model)
+    def run(self) -> DemoResult:
+        self._prepare()
+        self._start()
+        checkpoint = self.model
+        for version, name in enumerate(PHASES):
+            self._phase(version, name, checkpoint)
+            if version + 1 < len(PHASES):
+                checkpoint = self._refit(version + 1, name)
+        with self._timed("artifact", "write the verification artifact"):
+            self.result.artifact = self.artifact.write(self.folder / "artifact.json")
+        return self.result
 
-        from patchkit.parity.fsdp import TrainerSettings
+    # -- before the first token ----------------------------------------------------------
 
-        trainer = stack.enter_context(
+    def _prepare(self) -> None:
+        """The environment and a model that the adapter covers; nothing runs yet."""
+        (self.folder / "attestations").mkdir(parents=True)
+        engines.apply(engines.environment(self.settings.tensor_parallel_size))
+        os.environ.update(
+            PATCHKIT_ENABLE="1",
+            PATCHKIT_CANARY="1",
+            PATCHKIT_ADAPTER=self.adapter.name,
+            PATCHKIT_PROFILE=self.profile,
+            PATCHKIT_RUN_DIR=str(self.folder / "attestations"),
+        )
+        self.model = self.folder / "checkpoint-0"
+        with self._timed("model", "make a tiny model with random weights"):
+            make = resolve_reference(self.adapter.tiny_model)
+            make(self.model, seed=self.settings.seed, **self.settings.model_changes)
+        config = orjson.loads((self.model / "config.json").read_bytes())
+        self.vocabulary = int(config["vocab_size"])
+        if self.adapter.covers:
+            violations = resolve_reference(self.adapter.covers)(config)
+            if violations:
+                raise ViolationsError(
+                    f"adapter {self.adapter.name!r} does not cover this model", violations
+                )
+
+    def _start(self) -> None:
+        """All processes, and proof that each of them is patched."""
+        settings = self.settings
+        self.trainer = self._stack.enter_context(
             TrainerGroup.start(
-                adapter=adapter.name,
-                profile=profile,
+                adapter=self.adapter.name,
+                profile=self.profile,
                 world_size=settings.ranks,
                 build="patchkit.parity.demo:build_trainer",
                 options=TrainerSettings(
-                    model=model,
+                    model=self.model,
                     attention=settings.attention,
                     checkpointing=settings.checkpointing,
                 ),
@@ -183,88 +228,146 @@ def run_demo(settings: DemoSettings, observe: Observer = lambda stage: None) -> 
             )
         )
         engine_settings = engines.EngineSettings(
-            model=model,
+            model=self.model,
             tensor_parallel_size=settings.tensor_parallel_size,
             seed=settings.seed,
         )
-        with timed("engine", f"start vLLM (TP {settings.tensor_parallel_size}) with the plugin on"):
-            engine = engines.RolloutEngine(engine_settings, weight_map=adapter.weight_map or "")
-            stack.callback(engine.close)
-            engine.llm.collective_rpc("patchkit_attest")
-            result.attestations = collect_attestations(
-                folder / "attestations",
-                rollout_processes(tensor_parallel=settings.tensor_parallel_size),
-            )
-        with timed("trainer", f"start FSDP2 on {settings.ranks} ranks"):
-            result.manifests["trainer"] = trainer.ready()
-        scorer = None
+        self.scorer = None
         if settings.stock:
-            scorer = StockScorer(engine_settings, log=folder / "stock.log")
-            stack.callback(scorer.close)
-        with timed("sync", "compare the loaded weights of both sides"):
-            result.syncs.append(engine.sync.begin(_receipt(trainer), version=0))
+            self.scorer = StockScorer(engine_settings, log=self.folder / "stock.log")
+            self._stack.callback(self.scorer.close)
+        tp = settings.tensor_parallel_size
+        with self._timed("start", f"start vLLM (TP {tp}) and FSDP2 ({settings.ranks} ranks)"):
+            self.engine = engines.RolloutEngine(
+                engine_settings, weight_map=self.adapter.weight_map or ""
+            )
+            self._stack.callback(self.engine.close)
+            self.engine.llm.collective_rpc("patchkit_attest")
+            self.result.attestations = collect_attestations(
+                self.folder / "attestations", rollout_processes(tensor_parallel=tp)
+            )
+            self.result.manifests = self.trainer.ready()
+        self.artifact = Artifact(
+            self._contract(engine_settings),
+            unreviewed={s for m in self.result.manifests for s in m["unreviewed"]},
+        )
+        self.artifact.add_attestations(self.result.attestations)
+        with self._timed("sync", "compare the weights that both sides hold"):
+            self._synced(self.engine.sync.begin(self._receipt(), version=0))
 
-        checkpoint = model
-        for version, name in enumerate(PHASES):
-            with timed("rollout", f"{name}: sample"):
-                prompts = mixed_prompts(
-                    settings.sequences,
-                    vocabulary=vocabulary,
-                    seed=settings.seed + 1000 * version,
-                    longest=200,
-                )
-                lengths = [_NEW_TOKENS[i % len(_NEW_TOKENS)] for i in range(len(prompts))]
-                rollouts, evidence = engine.generate(prompts, lengths)
-            if scorer is not None:
-                scorer.send(checkpoint, rollouts)
-            stock = None
-            if scorer is not None:
+    def _contract(self, engine: engines.EngineSettings) -> dict[str, Any]:
+        """What has to be equal for two runs to be added up."""
+        return {
+            "adapter": self.adapter.name,
+            "profile": self.profile,
+            "model": orjson.loads((self.model / "config.json").read_bytes()),
+            "topology": {
+                "rollout_tp": engine.tensor_parallel_size,
+                "trainer_ranks": self.settings.ranks,
+            },
+            "versions": dict(self.result.attestations[0].manifest["versions"]),
+            "trainer_versions": dict(self.result.manifests[0]["versions"]),
+            "engine": {k: v for k, v in engines.engine_arguments(engine).items() if k != "model"},
+            "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 0},
+            "environment": engines.environment(engine.tensor_parallel_size),
+        }
+
+    # -- phases ---------------------------------------------------------------------------
+
+    def _phase(self, version: int, name: str, checkpoint: Path) -> None:
+        """Sample, replay, compare, step; the stock pair scores the same tokens meanwhile."""
+        with self._timed("rollout", f"{name}: sample"):
+            prompts = mixed_prompts(
+                self.settings.sequences,
+                vocabulary=self.vocabulary,
+                seed=self.settings.seed + 1000 * version,
+                longest=200,
+            )
+            lengths = [_NEW_TOKENS[i % len(_NEW_TOKENS)] for i in range(len(prompts))]
+            rollouts, evidence = self.engine.generate(prompts, lengths)
+        if version == 0:
+            manifest = self.result.attestations[0].manifest
+            self.result.hits = require_reached(manifest, self.engine.hits())
+        stock_replay = None
+        if self.scorer is not None:
+            self.scorer.send(checkpoint, rollouts)
+            with self._timed("stock", f"{name}: stock replay"):
                 # Before the step: afterwards the trainer holds other weights.
-                with timed("stock", f"{name}: the stock pair on the same tokens"):
-                    scored = scorer.receive()
-                    stock = merge_metrics(
-                        trainer("stock_metrics", rollouts=rollouts, engine=scored)
-                    )
-            with timed("step", f"{name}: replay, gate, backward, optimizer step"):
-                answers = trainer(
-                    "step", rollouts=rollouts, advantages=rewards(rollouts, vocabulary)
+                stock_replay = _by_sequence(
+                    self.trainer("replay", rollouts=rollouts, exact=False)
                 )
-                report, figures = answers[0]
-            result.phases.append(
-                PhaseResult(
-                    name=name,
-                    version=version,
-                    recompute=report.recompute,
-                    first_forward=report.first_forward,
-                    stock=stock,
-                    evidence=evidence,
-                    step=figures,
-                    rollouts=tuple(rollouts),
+        with self._timed("step", f"{name}: replay, gate, backward, optimizer step"):
+            steps: list[StepResult] = self.trainer(
+                "step", rollouts=rollouts, advantages=rewards(rollouts, self.vocabulary)
+            )
+        stock = None
+        rolled = selected(rollouts, [r.logprobs for r in rollouts])
+        if self.scorer is not None and stock_replay is not None:
+            with self._timed("stock", f"{name}: wait for the stock engine's scores"):
+                stock = compare_logprobs(
+                    selected(rollouts, self.scorer.receive()).logprobs,
+                    torch.cat(stock_replay),
+                    positions=rolled.positions,
+                    token_ids=rolled.token_ids,
+                    sequences=rolled.sequences,
+                    names=("stock rollout", "stock replay"),
+                )
+        phase = PhaseResult(
+            name=name,
+            version=version,
+            recompute=steps[0].report.recompute,
+            first_forward=steps[0].report.first_forward,
+            stock=stock,
+            evidence=evidence,
+            step=steps[0].figures,
+            rollouts=tuple(rollouts),
+        )
+        self.result.phases.append(phase)
+        self.artifact.add_round(
+            name,
+            version=version,
+            sequences=rolled.sequences,
+            positions=rolled.positions,
+            token_ids=rolled.token_ids,
+            rollout=rolled.logprobs,
+            recompute=torch.cat(_by_sequence([s.recompute for s in steps])),
+            first_forward=torch.cat(_by_sequence([s.first_forward for s in steps])),
+            stock=None if stock_replay is None else torch.cat(stock_replay),
+            start_versions=[r.start_version for r in rollouts],
+            end_versions=[r.end_version for r in rollouts],
+            notes={
+                **evidence.as_dict(),
+                **steps[0].figures,
+                **({"stock_pair": stock.as_dict()} if stock else {}),
+            },
+        )
+
+    def _refit(self, version: int, name: str) -> Path:
+        """Deliver the trainer's weights into the running engine, as a transaction."""
+        checkpoint = self.folder / f"checkpoint-{version}"
+        with self._timed("sync", f"{name}: deliver the new weights"):
+            self.trainer("export", folder=checkpoint)
+            self._synced(
+                self.engine.sync.update(
+                    version, checkpoint / "model.safetensors", self._receipt()
                 )
             )
-            if version + 1 < len(PHASES):
-                with timed("sync", f"{name}: deliver the new weights"):
-                    checkpoint = folder / f"checkpoint-{version + 1}"
-                    trainer("export", folder=checkpoint)
-                    result.syncs.append(
-                        engine.sync.update(
-                            version + 1, checkpoint / "model.safetensors", _receipt(trainer)
-                        )
-                    )
-        observe("done")
-    return result
+        return checkpoint
+
+    def _receipt(self) -> Receipt:
+        """The trainer's receipt; every rank returns the same."""
+        receipt: Receipt = self.trainer("receipt")[0]
+        return receipt
+
+    def _synced(self, record: Any) -> None:
+        self.result.syncs.append(record)
+        self.artifact.add_refit(record)
 
 
-def _receipt(trainer: TrainerGroup) -> Receipt:
-    """The trainer's receipt; every rank returns the same."""
-    receipt: Receipt = trainer("receipt")[0]
-    return receipt
-
-
-def _vocabulary(model: Path) -> int:
-    import orjson
-
-    return int(orjson.loads((model / "config.json").read_bytes())["vocab_size"])
+def _by_sequence(shares: Sequence[Sequence[Any]]) -> list[Any]:
+    """Undo the ranks' interleaved shares: sequence i was replayed by rank i modulo ranks."""
+    total = sum(len(share) for share in shares)
+    return [shares[i % len(shares)][i // len(shares)] for i in range(total)]
 
 
 def new_run_folder(parent: Path) -> Path:

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from patchkit.parity.gate import GateReport, ParityGate
-from patchkit.parity.metrics import ParityMetrics, compare_logprobs
 from patchkit.parity.oracle import SelectedLogprobs
 from patchkit.parity.workload import Rollout, micro_batches
 from patchkit.runtime.weights import Receipt, reduce_receipt, tensors_receipt
@@ -54,6 +53,23 @@ class TrainerSettings:
     gate_timeout_s: float = 60.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one rank brings home from a step.
+
+    Attributes:
+        report: The gate's, the same on every rank.
+        recompute: This rank's share, float32 ``[tokens]`` per sequence.
+        first_forward: Likewise.
+        figures: ``grad_norm`` and this rank's ``loss``.
+    """
+
+    report: GateReport
+    recompute: list[Tensor]
+    first_forward: list[Tensor]
+    figures: dict[str, float]
+
+
 class FSDPTrainer:
     """One rank of the trainer; needs an initialised process group.
 
@@ -61,6 +77,7 @@ class FSDPTrainer:
         settings: See :class:`TrainerSettings`.
         exact: Enters the exact path (``patchkit.exact_context``).
         select_logprobs: The adapter's log-probabilities, used on the exact path.
+        installation: The trainer side's installation; its first step is a canary run.
     """
 
     def __init__(
@@ -69,6 +86,7 @@ class FSDPTrainer:
         *,
         exact: Callable[[], AbstractContextManager[Any]],
         select_logprobs: SelectLogprobs,
+        installation: Any = None,
     ) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -77,6 +95,7 @@ class FSDPTrainer:
         self.settings = settings
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._exact, self._select = exact, select_logprobs
+        self._installation, self._unproven = installation, installation is not None
         self.version = 0
         self.model = AutoModelForCausalLM.from_pretrained(
             settings.model, dtype=torch.float32, attn_implementation=settings.attention
@@ -131,25 +150,13 @@ class FSDPTrainer:
             found += self._forward(batch, exact=exact)[: len(batch)]
         return found
 
-    def stock_metrics(
-        self, rollouts: Sequence[Rollout], engine: Sequence[Sequence[float]]
-    ) -> ParityMetrics:
-        """How far a stock engine and this trainer's stock forward are apart.
-
-        Args:
-            rollouts: The sequences.
-            engine: The stock engine's log-probabilities of the same tokens.
-        """
-        mine = self._mine(rollouts)
-        rollout = _selected(mine, engine[self.rank :: self.world_size])
-        return compare_logprobs(
-            rollout.logprobs,
-            _selected(mine, self.replay(rollouts, exact=False)).logprobs,
-            positions=rollout.positions,
-            token_ids=rollout.token_ids,
-            sequences=rollout.sequences,
-            names=("stock rollout", "stock replay"),
-        )
+    def _canary(self) -> AbstractContextManager[Any]:
+        """Once: a run at whose end every required patch must have been reached."""
+        if not self._unproven:
+            return nullcontext()
+        self._unproven = False
+        canary: AbstractContextManager[Any] = self._installation.canary(watch_calls=False)
+        return canary
 
     # -- the step ----------------------------------------------------------------------
 
@@ -159,7 +166,7 @@ class FSDPTrainer:
         advantages: Sequence[float],
         *,
         recompute: bool = True,
-    ) -> tuple[GateReport, dict[str, float]]:
+    ) -> StepResult:
         """Recompute, first training forward, gate, then backward and optimizer.
 
         The first forwards of all micro-batches are compared before the first
@@ -171,7 +178,7 @@ class FSDPTrainer:
             recompute: False leaves the recompute out, which the gate refuses.
 
         Returns:
-            The gate's report and figures of the step.
+            The gate's report, this rank's log-probabilities, and figures of the step.
 
         Raises:
             ParityError: On all ranks; weights and optimizer are as before.
@@ -180,17 +187,18 @@ class FSDPTrainer:
         advantage = dict(zip((r.number for r in rollouts), advantages, strict=True))
         forwards: list[tuple[list[Rollout], list[Tensor]]] = []
         with self.gate.step(version=self.version) as gate:
-            gate.rollout = _selected(mine, [r.logprobs for r in mine])
+            gate.rollout = selected(mine, [r.logprobs for r in mine])
             gate.start_versions = [r.start_version for r in mine]
             gate.end_versions = [r.end_version for r in mine]
             gate.optimizer_version = self.version
+            with self._canary() if recompute else nullcontext():
+                replayed = self.replay(rollouts, exact=True) if recompute else []
             if recompute:
-                gate.recompute = _selected(mine, self.replay(rollouts, exact=True))
+                gate.recompute = selected(mine, replayed)
             for batch in self._batches(rollouts):
                 forwards.append((batch, self._forward(batch, exact=True)))
-            gate.first_forward = _selected(
-                mine, [lp.detach() for batch, lps in forwards for lp in lps[: len(batch)]]
-            )
+            first = [lp.detach() for batch, lps in forwards for lp in lps[: len(batch)]]
+            gate.first_forward = selected(mine, first)
         assert gate.report is not None
         total = sum(len(r.tokens) for r in rollouts)
         loss = torch.zeros(())
@@ -210,7 +218,12 @@ class FSDPTrainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.version += 1
-        return gate.report, {"grad_norm": float(norm), "loss": float(loss.detach())}
+        return StepResult(
+            report=gate.report,
+            recompute=replayed,
+            first_forward=first,
+            figures={"grad_norm": float(norm), "loss": float(loss.detach())},
+        )
 
     # -- weights -----------------------------------------------------------------------
 
@@ -253,7 +266,8 @@ class FSDPTrainer:
         dist.barrier()
 
 
-def _selected(rollouts: Sequence[Rollout], logprobs: Sequence[Any]) -> SelectedLogprobs:
+def selected(rollouts: Sequence[Rollout], logprobs: Sequence[Any]) -> SelectedLogprobs:
+    """Log-probabilities with the sequences, positions and tokens they belong to."""
     return SelectedLogprobs.from_sequences(
         logprobs,
         [r.tokens for r in rollouts],

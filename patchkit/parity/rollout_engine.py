@@ -14,6 +14,7 @@ from typing import Any
 
 from patchkit.errors import PatchkitError
 from patchkit.parity.workload import Rollout
+from patchkit.runtime.reach import end_canary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +48,15 @@ def environment(tensor_parallel_size: int) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        # The engine core runs in this process; tensor-parallel workers have their own.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",
     }
-    if tensor_parallel_size == 1:
-        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    else:
+    if tensor_parallel_size > 1:
         # Automatic binding asserts on NUMA nodes where several workers share one.
         variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     return variables
@@ -179,6 +180,13 @@ class RolloutEngine:
             preemptions=self._preemptions() - before,
         )
         return rollouts, evidence
+
+    def hits(self) -> list[dict[str, int]]:
+        """End the canary in this process and in every worker; calls per patch of each."""
+        here = end_canary()
+        workers = self.llm.collective_rpc("patchkit_hits")
+        # With one worker in this process, both are the same counts.
+        return [here] if self.settings.tensor_parallel_size == 1 else [here, *workers]
 
     def _preemptions(self) -> int:
         return sum(
