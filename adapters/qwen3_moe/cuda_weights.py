@@ -88,26 +88,6 @@ class CudaWorkerExtension(WorkerExtension):
                 yield name, rebuild_cuda_tensor(*arguments)
 
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
-        initialize_layerwise_reload,
-        )
-
-        device: torch.device = self.device  # type: ignore[attr-defined]
-        by_gpu = pickle.loads(payload)
-        uuid = str(torch.cuda.get_device_properties(device).uuid)
-        if uuid not in by_gpu:
-            raise PatchkitError(
-                f"weights were shared from GPUs {', '.join(by_gpu)}, and this worker is on {uuid}: "
-                "every GPU with a worker needs a trainer rank that shares its weights"
-            )
-
-        def mapped() -> Iterator[tuple[str, Tensor]]:
-            for name, arguments in by_gpu[uuid]:
-                arguments = list(arguments)
-                arguments[_DEVICE_ARGUMENT] = device.index
-                yield name, rebuild_cuda_tensor(*arguments)
-
-        model = self.model_runner.get_model()  # type: ignore[attr-defined]
-        expected = {name for name, _ in model.named_parameters()}
         initialize_layerwise_reload(model)
         loaded = set(model.load_weights(per_expert(mapped())))
         finalize_layerwise_reload(model, self.model_config)  # type: ignore[attr-defined]
