@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+# Last, so that an installed patchkit is not shadowed by this checkout's.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.gpu_runs import rollout
 
