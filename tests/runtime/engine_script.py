@@ -69,7 +69,6 @@ def install_runtime_patches() -> Any:
 
 def main(folder: Path, tp: int) -> None:
     import torch
-    from patchkit_adapters.qwen3_moe.tiny import make_tiny_model
     from safetensors.torch import save_file
     from transformers import Qwen3MoeForCausalLM
     from vllm import LLM, SamplingParams
@@ -82,6 +81,7 @@ def main(folder: Path, tp: int) -> None:
     )
     from patchkit.runtime.sync import BACKEND, WeightSync, register_backend
     from patchkit.runtime.weights import tensors_receipt
+    from patchkit_adapters.qwen3_moe.tiny import make_tiny_model
 
     model = make_tiny_model(folder / "model")
     register_backend()

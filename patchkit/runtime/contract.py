@@ -1,0 +1,448 @@
+"""A profile, validated against this machine, before anything is started.
+
+Preflight looks at everything it can without starting anything (no Ray, no model, no
+GPU context) and reports all of it. What comes out is a contract: its digest is what
+every process attests, its environment is what every process gets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from patchkit.errors import ConfigurationError, PatchkitError, Violation, ViolationsError
+from patchkit.runtime.canonical import canonical_json, digest_of
+from patchkit.runtime.environment import Environment, loaded_too_early
+from patchkit.runtime.files import write_atomically
+from patchkit.runtime.profile import Profile
+
+__all__ = ["Contract", "ContractError", "Machine", "observe", "preflight"]
+
+
+class ContractError(ViolationsError, ConfigurationError):
+    """A profile that this machine, or this run, does not fulfil."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What preflight looks at; observed here, or made up in a test.
+
+    Attributes:
+        packages: Installed version of each package the profile pins; None if absent.
+        adapters: Names of installed adapters.
+        model_config: Content of the model's ``config.json``; None if not found.
+        environment: Variables of this process.
+        loaded: Modules that have read their variables already.
+        ray_connected: Whether this process is connected to a Ray cluster.
+        devices: Accelerators, or None on a machine without (where CPU ranks share).
+        known_fields: vLLM versions whose request fields are known.
+    """
+
+    packages: Mapping[str, str | None]
+    adapters: tuple[str, ...]
+    model_config: Mapping[str, Any] | None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    loaded: tuple[str, ...] = ()
+    ray_connected: bool = False
+    devices: int | None = None
+    known_fields: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contract:
+    """A validated profile.
+
+    Attributes:
+        profile: The profile.
+        content: What the digest covers: the profile, the versions installed, the
+            model's configuration, and what was accepted without review.
+        environment: For every process of both sides.
+    """
+
+    profile: Profile
+    content: Mapping[str, Any]
+    environment: Environment
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.content)
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether tokens of such a run may be called on-policy, once proven."""
+        return self.profile.content.profile.claim == "on_policy"
+
+    def as_dict(self) -> dict[str, Any]:
+        return json.loads(canonical_json(dict(self.content)))  # type: ignore[no-any-return]
+
+    def write(self, folder: str | Path) -> Path:
+        """Write ``contract.json`` for whoever looks at a run later."""
+        data = json.dumps({"digest": self.digest, "content": self.as_dict()}, indent=1)
+        return write_atomically(Path(folder) / "contract.json", data.encode())
+
+
+def observe(profile: Profile, model: str | Path) -> Machine:
+    """Look at this process and machine. Imports neither torch, vLLM nor Ray.
+
+    Args:
+        profile: Which packages to look for.
+        model: Folder with ``config.json``.
+    """
+    from patchkit.engine import adapter_names
+    from patchkit.runtime.sampling_fields import FIELDS
+    from patchkit.symbols import installed_version
+
+    def version(package: str) -> str | None:
+        try:
+            return installed_version(package)
+        except PatchkitError:
+            return None
+
+    config = Path(model) / "config.json"
+    ray = sys.modules.get("ray")
+    return Machine(
+        packages={p: version(p) for p in {*profile.content.packages, "vllm"}},
+        adapters=tuple(adapter_names()),
+        model_config=json.loads(config.read_text()) if config.is_file() else None,
+        environment=dict(os.environ),
+        loaded=loaded_too_early(),
+        ray_connected=bool(ray is not None and ray.is_initialized()),
+        devices=_devices(),
+        known_fields=tuple(FIELDS),
+    )
+
+
+def _devices() -> int | None:
+    """NVIDIA devices, counted without a driver call; None where there is no driver."""
+    folder = Path("/proc/driver/nvidia/gpus")
+    return len(list(folder.iterdir())) if folder.is_dir() else None
+
+
+def preflight(
+    profile: Profile,
+    machine: Machine,
+    *,
+    opt_in: bool = False,
+    run_dir: str | Path,
+    accept: Mapping[str, str] | None = None,
+    covers: Any = None,
+) -> Contract:
+    """Validate, or refuse with everything that is wrong.
+
+    Args:
+        profile: The profile.
+        machine: From :func:`observe`.
+        opt_in: The caller's explicit consent: exactness costs speed and excludes
+            features, so nobody gets it by accident.
+        run_dir: A new folder for the attestations of this start.
+        accept: Drifted symbols accepted for this run, symbol to digest.
+        covers: The adapter's ``covers`` function, resolved; looked up if None.
+
+    Raises:
+        ContractError: Nothing was started.
+    """
+    violations = [
+        *_consent(profile, opt_in),
+        *_adapter(profile, machine, covers),
+        *_packages(profile, machine),
+        *_model(profile, machine),
+        *_topology(profile, machine),
+        *_claim(profile),
+        *_lateness(profile, machine),
+        *_folder(run_dir),
+    ]
+    if violations:
+        raise ContractError(f"profile {profile.name!r} is refused; nothing started", violations)
+    content = {
+        "profile": profile.as_dict(),
+        "packages": dict(sorted(machine.packages.items())),
+        "model_config": digest_of(machine.model_config),
+        "unreviewed": dict(sorted((accept or {}).items())),
+    }
+    variables = {
+        **profile.engine_environment(),
+        "PATCHKIT_ENABLE": "1",
+        "PATCHKIT_ADAPTER": profile.content.profile.adapter,
+        "PATCHKIT_PROFILE": profile.name,
+        "PATCHKIT_SAMPLING": profile.content.sampling.policy,
+        "PATCHKIT_CONTRACT_DIGEST": digest_of(content),
+        "PATCHKIT_RUN_DIR": str(Path(run_dir).absolute()),
+    }
+    if accept:
+        variables["PATCHKIT_ACCEPT"] = json.dumps(dict(sorted(accept.items())))
+    return Contract(
+        profile=profile,
+        content=content,
+        environment=Environment(variables, private=frozenset({"PATCHKIT_RUN_DIR"})),
+    )
+
+
+# -- checks; each yields what it finds ------------------------------------------------------
+
+
+def _consent(profile: Profile, opt_in: bool) -> Iterator[Violation]:
+    if not opt_in:
+        yield _wrong(
+            profile,
+            "profile.name",
+            "nobody asked for it",
+            "opt_in=True",
+            "opt_in=False",
+            "exactness excludes features and costs speed: pass opt_in=True where it is wanted",
+        )
+
+
+def _adapter(profile: Profile, machine: Machine, covers: Any) -> Iterator[Violation]:
+    name = profile.content.profile.adapter
+    if name not in machine.adapters:
+        yield _wrong(
+            profile,
+            "profile.adapter",
+            "no such adapter is installed",
+            name,
+            ", ".join(machine.adapters) or "none",
+            "install the package that provides it, or correct the name",
+        )
+        return
+    if machine.model_config is None:
+        return
+    if covers is None:
+        from patchkit.engine import find_adapter, resolve_reference
+
+        reference = find_adapter(name).covers
+        covers = resolve_reference(reference) if reference else None
+    for v in covers(machine.model_config) if covers is not None else ():
+        yield Violation(
+            subject=f"{profile.where('model.architecture')}: {v.subject}",
+            problem=v.problem,
+            expected=v.expected,
+            found=v.found,
+            remedy=v.remedy,
+        )
+
+
+def _packages(profile: Profile, machine: Machine) -> Iterator[Violation]:
+    from packaging.specifiers import SpecifierSet
+
+    for name, specifier in profile.content.packages.items():
+        found = machine.packages.get(name)
+        if found is None or not SpecifierSet(specifier).contains(found, prereleases=True):
+            yield _wrong(
+                profile,
+                f"packages.{name}",
+                "not installed" if found is None else "another version is installed",
+                specifier,
+                found or "nothing",
+                f"install {name}{specifier}, or use a profile for what is installed",
+            )
+    for name in ("vllm", "torch", "transformers"):
+        if name not in profile.content.packages:
+            yield _wrong(
+                profile,
+                "packages",
+                f"{name} is not pinned",
+                f'{name} = "==…"',
+                ", ".join(profile.content.packages) or "nothing",
+                "pin it: patches are reviewed for versions",
+            )
+    vllm = machine.packages.get("vllm")
+    if vllm is not None:
+        from packaging.version import Version
+
+        if Version(vllm).public not in machine.known_fields:
+            yield _wrong(
+                profile,
+                "sampling.policy",
+                f"the request fields of vLLM {vllm} are not known",
+                " or ".join(machine.known_fields) or "a known version",
+                vllm,
+                "add them with `python -m patchkit.runtime.sampling_fields` and decide about "
+                "each new one",
+            )
+
+
+def _model(profile: Profile, machine: Machine) -> Iterator[Violation]:
+    config = machine.model_config
+    if config is None:
+        yield _wrong(
+            profile,
+            "model.id",
+            "no config.json in the model's folder",
+            "a checkpoint in Hugging Face layout",
+            "nothing",
+            "download the revision first: nothing is fetched while a run starts",
+        )
+        return
+    wanted = profile.content.model.architecture
+    found = config.get("architectures") or []
+    if found != [wanted]:
+        yield _wrong(
+            profile,
+            "model.architecture",
+            "another model",
+            wanted,
+            str(found),
+            "use the model's own profile",
+        )
+    if config.get("quantization_config"):
+        yield _wrong(
+            profile,
+            "engine.quantization",
+            "the checkpoint is quantised",
+            "none",
+            str(config["quantization_config"].get("quant_method", "some")),
+            "use the unquantised checkpoint",
+        )
+
+
+def _topology(profile: Profile, machine: Machine) -> Iterator[Violation]:
+    t = profile.content.topology
+    for side, p in (("rollout", t.rollout), ("trainer", t.trainer)):
+        for dimension in ("pipeline", "context"):
+            if getattr(p, dimension) != 1:
+                yield _wrong(
+                    profile,
+                    f"topology.{side}.{dimension}",
+                    "not certified",
+                    "1",
+                    str(getattr(p, dimension)),
+                    "use tensor, expert or data parallelism",
+                )
+        if p.expert not in (1, p.tensor * p.data):
+            yield _wrong(
+                profile,
+                f"topology.{side}.expert",
+                "no such expert-parallel group exists",
+                f"1, or tensor x data = {p.tensor * p.data}",
+                str(p.expert),
+                "expert parallelism reuses the ranks of tensor and data parallelism",
+            )
+        if machine.devices is not None and p.ranks > machine.devices:
+            yield _wrong(
+                profile,
+                f"topology.{side}",
+                "more ranks than accelerators on this machine",
+                f"at most {machine.devices}",
+                str(p.ranks),
+                "use a smaller topology, or more machines",
+            )
+    if t.trainer.tensor != 1:
+        yield _wrong(
+            profile,
+            "topology.trainer.tensor",
+            "not certified",
+            "1 (FSDP shards over data)",
+            str(t.trainer.tensor),
+            "shard the trainer with FSDP2 over data ranks",
+        )
+
+
+def _claim(profile: Profile) -> Iterator[Violation]:
+    c = profile.content
+    claim = c.profile.claim
+    wanted = {"on_policy": "on_policy", "greedy_smoke": "greedy_smoke", "in_flight": "on_policy"}
+    if c.sampling.policy != wanted[claim]:
+        yield _wrong(
+            profile,
+            "sampling.policy",
+            f'does not go with the claim "{claim}"',
+            wanted[claim],
+            c.sampling.policy,
+            "greedy decoding is a smoke test and never on-policy",
+        )
+    if claim == "on_policy":
+        for key, found, expected, why in (
+            ("weights.receipts", c.weights.receipts, "enforce", "loaded weights are not proven"),
+            (
+                "engine.cascade_attention",
+                c.engine.cascade_attention,
+                False,
+                "a shared prefix is reduced in another order",
+            ),
+            (
+                "engine.async_scheduling",
+                c.engine.async_scheduling,
+                False,
+                "not certified",
+            ),
+        ):
+            if found != expected:
+                yield _wrong(
+                    profile,
+                    key,
+                    f'{why}, so the claim "on_policy" cannot be made',
+                    str(expected),
+                    str(found),
+                    "change it, or make another claim",
+                )
+    if c.engine.enforce_eager and (c.engine.compilation, c.engine.cuda_graphs) != ("none", "none"):
+        yield _wrong(
+            profile,
+            "engine.enforce_eager",
+            "contradicts compilation or CUDA graphs",
+            'compilation = "none", cuda_graphs = "none"',
+            f"{c.engine.compilation}, {c.engine.cuda_graphs}",
+            "eager engines neither compile nor capture",
+        )
+    if claim == "in_flight" and c.weights.caches == "reset":
+        yield _wrong(
+            profile,
+            "weights.caches",
+            "a reset throws away what running requests need",
+            "salt",
+            "reset",
+            'use caches = "salt", or the claim "on_policy"',
+        )
+
+
+def _lateness(profile: Profile, machine: Machine) -> Iterator[Violation]:
+    wanted = profile.engine_environment()
+    for name, value in sorted(wanted.items()):
+        found = machine.environment.get(name)
+        if found == value:
+            continue
+        key = f"environment.{name}" if name in profile.content.environment else "engine"
+        if machine.loaded:
+            yield _wrong(
+                profile,
+                key,
+                f"{name} would be set after {', '.join(machine.loaded)} read it",
+                value,
+                "not set" if found is None else found,
+                "set it before Python starts, or validate the contract before importing torch",
+            )
+        elif machine.ray_connected:
+            yield _wrong(
+                profile,
+                key,
+                f"{name} would be set after this process connected to Ray",
+                value,
+                "not set" if found is None else found,
+                "validate the contract first, then ray.init(runtime_env="
+                "contract.environment.ray_runtime_env())",
+            )
+
+
+def _folder(run_dir: str | Path) -> Iterator[Violation]:
+    path = Path(run_dir)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        yield Violation(
+            subject=str(path),
+            problem="attestations of an earlier start, or something else, lie there",
+            expected="a folder that is empty or does not exist yet",
+            found="a file" if not path.is_dir() else f"{len(list(path.iterdir()))} entries",
+            remedy="use a new folder for each start of an engine",
+        )
+
+
+def _wrong(
+    profile: Profile, key: str, problem: str, expected: str, found: str, remedy: str
+) -> Violation:
+    return Violation(
+        subject=profile.where(key), problem=problem, expected=expected, found=found, remedy=remedy
+    )
