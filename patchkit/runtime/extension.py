@@ -66,6 +66,12 @@ class WorkerExtension:
 
         return end_canary()
 
+    def patchkit_settings(self) -> dict[str, Any]:
+        """The engine settings as this worker got them."""
+        from patchkit.runtime.engine_gate import read_settings
+
+        return read_settings(self.vllm_config)  # type: ignore[attr-defined]
+
     def patchkit_attest(self) -> dict[str, Any]:
         """Verify the installation now and say what is active in this process."""
         from patchkit.runtime.attestation import attest
