@@ -9,10 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from patchkit_adapters.qwen3_moe.operators import REAL, TINY, Operators  # noqa: E402
-
 from patchkit.parity.conformance import examine  # noqa: E402
 from patchkit.parity.conformance.cases import MANY_ROWS, ROW_COUNTS  # noqa: E402
+from patchkit_adapters.qwen3_moe.operators import REAL, TINY, Operators  # noqa: E402
 
 pytestmark = pytest.mark.stack
 
