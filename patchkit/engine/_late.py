@@ -10,6 +10,7 @@ from typing import Any
 from patchkit.engine import _inert as inert
 from patchkit.engine import _shape as shape
 from patchkit.engine._declare import FROZEN, Patch
+from patchkit.engine._frozen import frozen_objects
 from patchkit.engine._targets import Target
 from patchkit.engine.errors import violation
 from patchkit.errors import Violation
@@ -87,7 +88,7 @@ def _suspended(live: Live) -> list[Violation]:
 
 
 def _frozen(live: Live) -> list[Violation]:
-    count = gc.get_freeze_count()
+    count = frozen_objects()
     if not count:
         return []
     return [

@@ -26,6 +26,7 @@ from typing import Any
 
 from patchkit.engine import _inert as inert
 from patchkit.engine import _shape as shape
+from patchkit.engine._frozen import frozen_objects
 from patchkit.engine._slots import (
     AttributeSlot,
     CellSlot,
@@ -180,7 +181,7 @@ def scan(olds: Private, owners: Iterable[Any], *, ignored: Iterable[int] = ()) -
     """
     if not olds:
         return Scan((), {})
-    frozen = gc.get_freeze_count() > 0
+    frozen = frozen_objects() > 0
     # Nothing can be counted against what the collector does not show.
     unseen, holders = _unseen(olds) if not frozen else ({}, _walk(olds))
     cells = {id(cell) for function in list(shape.made) for cell in function.__closure__ or ()}
