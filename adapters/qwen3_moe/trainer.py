@@ -42,32 +42,55 @@ def allowed_positions(
             ``BlockMask``; names the implementation.
     """
     length = position_ids_BS.shape[-1]
-    if isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
-        allowed = attention_mask if attention_mask.dtype == torch.bool else attention_mask >= 0
-        if allowed.shape[1] == 1 and allowed.shape[-2:] == (length, length):
-            return allowed[:, 0].expand(batch, -1, -1)
-    elif attention_mask is None or (
-        isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
-    ):
-        causal = torch.ones(length, length, dtype=torch.bool, device=position_ids_BS.device).tril()
+    if attention_mask is None:
+        # Packed sequences show as position ids that restart.
         restarts = torch.zeros_like(position_ids_BS, dtype=torch.bool)
         restarts[:, 1:] = position_ids_BS[:, 1:] != position_ids_BS[:, :-1] + 1
-        if attention_mask is not None:
+        segment = restarts.cumsum(-1)
+        same = segment[:, :, None] == segment[:, None, :]
+        return (_causal(position_ids_BS) & same).expand(batch, -1, -1)
+    if isinstance(attention_mask, Tensor) and attention_mask.shape[0] in (1, batch):
+        if attention_mask.shape[1:] == (length,):
             # Padding repeats or resets position ids without starting a sequence.
             real = attention_mask.to(torch.bool)
-            return (causal & real[:, None, :]).expand(batch, -1, -1)
-        segment = restarts.cumsum(-1)
-        return (causal & (segment[:, :, None] == segment[:, None, :])).expand(batch, -1, -1)
+            return (_causal(position_ids_BS) & real[:, None, :]).expand(batch, -1, -1)
+        if attention_mask.shape[1:] == (1, length, length):
+            allowed = _allowed_by(attention_mask)
+            if allowed is not None:
+                return allowed[:, 0].expand(batch, -1, -1)
     found = type(attention_mask).__name__
     if isinstance(attention_mask, Tensor):
-        found = f"Tensor{list(attention_mask.shape)}"
+        found = f"Tensor{list(attention_mask.shape)} of {attention_mask.dtype}"
     raise UncoveredLayerError(
         "Qwen3MoeAttention",
         {
-            "attention_mask": (found, "None, [B, S], or [B, 1, S, S] bool or additive"),
+            "attention_mask": (found, "None, [B, S], or [B, 1, S, S] bool or 0 and lowest"),
             "attn_implementation": (implementation, "'sdpa', 'eager' or 'flash_attention_*'"),
         },
     )
+
+
+def _causal(position_ids_BS: Tensor) -> Tensor:
+    length = position_ids_BS.shape[-1]
+    return torch.ones(length, length, dtype=torch.bool, device=position_ids_BS.device).tril()
+
+
+# What transformers writes where a token may not look is the dtype's lowest value.
+_EXCLUDED = -1e4
+
+
+def _allowed_by(mask: Tensor) -> Tensor | None:
+    """A bool mask of a bool or an additive one; None when it is something else.
+
+    Integers are not additive, though they look like it, and an additive mask that
+    also biases scores (ALiBi, say) cannot be told by who may look at whom.
+    """
+    if mask.dtype == torch.bool:
+        return mask
+    if not mask.is_floating_point():
+        return None
+    allowed = mask == 0
+    return allowed if bool((allowed | (mask <= _EXCLUDED)).all()) else None
 
 
 def attention_forward(
