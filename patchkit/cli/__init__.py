@@ -12,6 +12,10 @@ from importlib import import_module
 # command -> (module in patchkit.cli, one-line help). The module has an `app`,
 # a typer application with the command (or the group of commands) in it.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "diff": ("diff", "how symbols fare from one version of a package to another"),
+    "matrix": ("matrix", "which versions an adapter is ready for"),
+    "adapt": ("adapt", "record reviewed digests, propose where moved symbols went"),
+    "manifest": ("manifest", "build the manifests that comparisons are made of"),
     "artifact": ("artifact", "verify or merge verification artifacts"),
     "demo": ("demo", "the main job on this machine: sample, replay, prove, update, prove again"),
 }

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
+import ast
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from patchkit.symbols._compare import Change, Kind, compare, gravest
 from patchkit.symbols._facts import Record, SymbolFacts
 from patchkit.symbols._manifest import Manifest
-from patchkit.symbols._match import Index, Match, best, find_again, last_name, owner_of
+from patchkit.symbols._match import Index, Match, find_again, last_name, owner_of
+from patchkit.symbols._module import parse_source
 from patchkit.symbols._normalform import tokens
 from patchkit.symbols._scan import Progress
-from patchkit.symbols._symbol import Symbol
 from patchkit.symbols._usage import replaced_at_uses
 from patchkit.symbols._views import ManifestView, SourceView, View
 
@@ -263,13 +263,11 @@ class _Comparison:
                 match = self._in(symbol, record, near, owner)
                 if match is not None and match.confidence >= _SURE:
                     return match
-                replaced = replaced_at_uses(symbol, self._old, self._new)
-                if replaced is not None or match is not None:
-                    return best([match, replaced])
-                if self._old.kind != "manifest":
-                    return None
+                match = match or replaced_at_uses(symbol, self._old, self._new)
+                if match is not None or self._old.kind != "manifest":
+                    return match
         match = self._in(symbol, record, self._new.index(), owner)
-        return best([match, replaced_at_uses(symbol, self._old, self._new)])
+        return match or replaced_at_uses(symbol, self._old, self._new)
 
     def _with_its_class(
         self, target: str, before: SymbolFacts, after: SymbolFacts, owner: Match
@@ -350,10 +348,6 @@ class _Before(Mapping[str, Record]):
 
 def definition(view: SourceView, facts: SymbolFacts) -> Any:
     """The syntax tree of a definition, None where it cannot be had."""
-    import ast
-
-    from patchkit.symbols._module import parse_source
-
     try:
         tree = parse_source(view.source.text(facts.file), facts.file)
     except (KeyError, OSError):
@@ -366,4 +360,4 @@ def definition(view: SourceView, facts: SymbolFacts) -> Any:
     return None
 
 
-__all__ = ["Drift", "Finding", "Symbol", "definition", "diff", "re", "replace"]
+__all__ = ["Drift", "Finding", "definition", "diff"]

@@ -201,6 +201,9 @@ def _alike(
             symbol=symbol, confidence=round(confidence, 2), evidence=f"its class moved; {evidence}"
         )
     enough = code >= (0.25 if same_name else 0.4) or (same_name and around >= 0.6 and shape >= 0.6)
+    if same_name and not enough and not trivial and around >= 0.3 and shape >= 0.75:
+        # Rewritten, but still asked for by the same name with the same arguments.
+        enough, confidence = True, max(confidence, 0.57)
     if trivial and not same_name:
         return None
     if not same_name and likeness < 0.4 and code < 0.6:

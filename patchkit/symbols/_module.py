@@ -144,6 +144,9 @@ class _Reader:
         if "__getattr__" in scope:
             raw.dynamic = True
             self._served(scope)
+            for node in tree.body:
+                if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
+                    self._shims(node)
         if raw.dynamic:
             raw.stars += self._lazy_stars
         return raw
@@ -162,6 +165,32 @@ class _Reader:
                 body = value.body if isinstance(value, ast.Lambda) else value
                 record = _attribute_record(body, None, key, raw.file, False)
                 raw.records[name] = record
+
+    def _shims(self, function: ast.FunctionDef) -> None:
+        """Old names that it still answers: ``if name == "Old": from .m import New``."""
+        argument = function.args.args[0].arg if function.args.args else ""
+        for node in ast.walk(function):
+            if not (isinstance(node, ast.If) and isinstance(node.test, ast.Compare)):
+                continue
+            test = node.test
+            compared = [test.left, *test.comparators]
+            names = [c.value for c in compared if isinstance(c, ast.Constant)]
+            if not any(isinstance(c, ast.Name) and c.id == argument for c in compared):
+                continue
+            imported = {
+                local: target
+                for inner in node.body
+                if isinstance(inner, ast.ImportFrom)
+                for local, target in imported_names(inner, self._package)
+            }
+            for inner in node.body:
+                if isinstance(inner, ast.Return) and isinstance(inner.value, ast.Name):
+                    target = imported.get(inner.value.id) or self._raw.references.get(
+                        inner.value.id, f"{self._raw.module}:{inner.value.id}"
+                    )
+                    for name in names:
+                        if isinstance(name, str):
+                            self._raw.lazy[name] = target
 
     # ---- scopes ----------------------------------------------------------------
 
