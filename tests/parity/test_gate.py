@@ -54,6 +54,11 @@ def scenario(rank: int, what: str) -> dict:
         with gate.step(version=2 if special and what == "version" else 1) as step:
             if special and what == "die":
                 die()
+            if what == "die in a collective":
+                torch.distributed.barrier()
+                if special:
+                    die()
+                torch.distributed.all_reduce(torch.ones(1))
             if special and what == "stuck":
                 time.sleep(8)
             if special and what == "exception":
@@ -120,11 +125,11 @@ def test_all_pass_together(tmp_path, what, count):
         assert outcome["value"]["backward"], outcome["value"]["text"]
 
 
-@pytest.mark.parametrize("what", ["die", "stuck"])
+@pytest.mark.parametrize("what", ["die", "die in a collective", "stuck"])
 def test_a_lost_rank_is_named_within_the_bound(tmp_path, what):
     outcomes = run_ranks(3, tmp_path, scenario, what, within_s=40)
     survivors = [outcomes[0], outcomes[2]]
-    assert (outcomes[1] is None) == (what == "die")
+    assert (outcomes[1] is None) == what.startswith("die")
     for outcome in survivors:
         value = outcome["value"]
         assert value["raised"] == "RankLostError", value
