@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "manifest": ("manifest", "build the manifests that comparisons are made of"),
     "artifact": ("artifact", "verify or merge verification artifacts"),
     "demo": ("demo", "the main job on this machine: sample, replay, prove, update, prove again"),
+    "report": ("report", "render a verification artifact as a page"),
 }
 
 
