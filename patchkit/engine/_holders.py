@@ -35,6 +35,10 @@ def settle(
     scan: Scan,
 ) -> Settled:
     """Decide about every reference to the old objects of one patch."""
+    if (
+        target.held is inert.MISSING
+    ):  # the class that defines it keeps it, and so does everyone else
+        return Settled((), (), (), (), ())
     new_of = {id(old): new for old, new in built.renamed}
     used = _used_by(built.counted)
     entries, kept, accepted, refused = [], [], [], []

@@ -8,17 +8,13 @@ from patchkit.engine import _process as process
 from patchkit.engine._declare import Adapter
 from patchkit.engine._discover import find_adapter, side_of
 from patchkit.engine._installation import Installation
-from patchkit.engine._plan import plan
+from patchkit.engine._plan import Plan, with_plan, without_violations
 from patchkit.engine._switch import State, Switch
 from patchkit.engine.errors import (
     AlreadyInstalledError,
     AmbiguousInstallationError,
     NoInstallationError,
-    PreflightError,
-    violation,
 )
-
-_ATTEMPTS = 8
 
 
 def install(
@@ -49,30 +45,21 @@ def install(
     with process.lock:
         if (known := _known(adapter, chosen, accept, profile)) is not None:
             return known
-    for _ in range(_ATTEMPTS):
-        # Replacements are imported here: not under the lock, see _process.
-        planned = plan(adapter, chosen, accept=accept, profile=profile)
-        with process.lock:
-            if (known := _known(adapter, chosen, accept, profile)) is not None:
-                return known  # another thread was faster
-            installation = Installation(planned)
-            if installation._commit():
-                installation._claims = 1
-                process.installations[adapter.name, chosen] = installation
-                return installation
-        # A module was imported between plan and commit: plan again, now with it.
-    raise PreflightError(
-        f"adapter {adapter.name!r} cannot be installed on the {chosen} side",
-        [
-            violation(
-                f"adapter {adapter.name!r}",
-                "its modules are being imported by other threads all the time",
-                expected="a moment without imports of what is patched",
-                found=f"{_ATTEMPTS} attempts in which one came in between",
-                remedy="install before those threads start",
-            )
-        ],
-    )
+
+    def commit(made: Plan) -> Installation | None:
+        """Under the lock: what was planned is still so, but for imports."""
+        if (known := _known(adapter, chosen, accept, profile)) is not None:
+            return known  # another thread was faster
+        installation = Installation(without_violations(made))
+        if not installation._commit():
+            return None
+        installation._claims = 1
+        process.installations[adapter.name, chosen] = installation
+        return installation
+
+    while (installed := with_plan(adapter, chosen, accept, profile, commit)) is None:
+        continue  # a module was imported between plan and commit: once more, now with it
+    return installed
 
 
 def _known(

@@ -11,10 +11,10 @@ from patchkit.engine import _journal as journal
 from patchkit.engine import _process as process
 from patchkit.engine import _residue as residue
 from patchkit.engine._canary import Canary
-from patchkit.engine._declare import Adapter
+from patchkit.engine._declare import Adapter, Patch
 from patchkit.engine._journal import Entry
 from patchkit.engine._pending import watch
-from patchkit.engine._plan import Plan, PlannedPatch, prepare
+from patchkit.engine._plan import Plan, PlannedPatch, bring_in, prepare
 from patchkit.engine._report import RuntimeManifest, runtime_manifest
 from patchkit.engine._review import Review
 from patchkit.engine._slots import same
@@ -112,25 +112,17 @@ class Installation:
             if self._state in ("active", "pending"):
                 self._broken, self._state = module, "broken"
             return
-        review = Review(self.adapter, self._plan.accept)
         # Not under the lock: replacements are imported here, by the thread that imports.
-        arrived = prepare(waiting, review, self.switch, arrived=True)
+        bring_in(waiting)
         with process.lock:
             if self._state == "undone":
                 return
             try:
-                if review.violations:
-                    raise DuringImportError(
-                        f"adapter {self.adapter.name!r} ({self.side}) was waiting for {module}, "
-                        "does not fit it, and was undone",
-                        review.violations,
-                    )
-                entries = [entry for planned in arrived for entry in planned.entries]
-                self._journal += journal.commit(entries)
+                arrived = self._prepare_arrived(module, waiting)
+                self._journal += journal.commit([e for p in arrived for e in p.entries])
             except BaseException:
                 self._undo([e for e in self._journal if same(e.slot.read(), e.after)])
                 raise
-            self._plan.unreviewed.update(review.unreviewed)
             by_patch = {id(p.patch): p for p in arrived}
             self._patches = [by_patch.get(id(p.patch), p) for p in self._patches]
             self._take_ownership(arrived)
@@ -138,6 +130,18 @@ class Installation:
             if self._canary is not None:
                 for planned in arrived:
                     self._canary.include(planned)
+
+    def _prepare_arrived(self, module: str, waiting: list[Patch]) -> list[PlannedPatch]:
+        review = Review(self.adapter, self._plan.accept)
+        arrived = prepare(waiting, review, self.switch, arrived=True)
+        if review.violations:
+            raise DuringImportError(
+                f"adapter {self.adapter.name!r} ({self.side}) was waiting for {module}, "
+                "does not fit it, and was undone",
+                review.violations,
+            )
+        self._plan.unreviewed.update(review.unreviewed)
+        return arrived
 
     def canary(self, *, evidence: Path | None = None, watch_calls: bool = True) -> Canary:
         """A `with` block at whose end every required patch must have been reached.
@@ -236,7 +240,9 @@ class Installation:
             refused = [
                 self._told(e, "somebody is on top of the patch")
                 for e in self._journal
-                if id(e) in taken and e.slot.name not in leave
+                if id(e) in taken
+                and e.slot.name not in leave
+                and not same(e.slot.read(), e.before)  # put back already: nothing to do
             ]
             if refused:
                 raise UndoRefusedError(
@@ -356,7 +362,7 @@ def _way_out(found: Any, entry: Entry) -> str:
     if holder is not None:
         return f"uninstall adapter {holder[0]!r} first"
     if found is entry.before:
-        return "somebody put the original back; find out who, then uninstall() works"
+        return "somebody put the original back: find out who; uninstall() still works"
     if _executed_again(found, entry):
         return (
             "its module was executed again (reload); uninstall("

@@ -6,10 +6,11 @@ lists every slot, what it holds, and what it will hold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import FunctionType
-from typing import Any
+from importlib import import_module
+from typing import Any, TypeVar
 
 from patchkit.engine import _dispatch as dispatch
 from patchkit.engine import _foreign as foreign
@@ -27,10 +28,13 @@ from patchkit.engine._pending import cannot_wait
 from patchkit.engine._review import Review
 from patchkit.engine._slots import AttributeSlot, RegistrySlot, Slot
 from patchkit.engine._switch import Switch
-from patchkit.engine._targets import Target, locate, resolve
+from patchkit.engine._targets import Target, locate, resolve, still_importing
 from patchkit.engine.errors import PreflightError, violation
 from patchkit.errors import PatchkitError, Violation
-from patchkit.symbols import Symbol, SymbolFacts
+from patchkit.symbols import Symbol, SymbolFacts, find_facts
+
+Result = TypeVar("Result")
+_ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,13 +114,17 @@ def plan(
     profile: str | None = None,
 ) -> Plan:
     """Preflight; raises a PreflightError with everything that stands against it."""
-    result = inspect_plan(adapter, side, accept=accept, profile=profile)
-    if result.violations:
+    return with_plan(adapter, side, accept, profile, without_violations)
+
+
+def without_violations(made: Plan) -> Plan:
+    """The plan, if nothing stands against it."""
+    if made.violations:
         raise PreflightError(
-            f"adapter {result.adapter.name!r} cannot be installed on the {result.side} side",
-            result.violations,
+            f"adapter {made.adapter.name!r} cannot be installed on the {made.side} side",
+            made.violations,
         )
-    return result
+    return made
 
 
 def inspect_plan(
@@ -127,44 +135,136 @@ def inspect_plan(
     profile: str | None = None,
 ) -> Plan:
     """The same, with the violations in the plan: for showing, not for installing."""
+    return with_plan(adapter, side, accept, profile, lambda made: made)
+
+
+def with_plan(
+    adapter: str | Adapter,
+    side: str | None,
+    accept: Mapping[str, str] | None,
+    profile: str | None,
+    use: Callable[[Plan], Result],
+) -> Result:
+    """Make a plan and use it, under the lock; what must be imported is imported before.
+
+    An import can wait for another thread that waits for the lock, so nothing is
+    imported while it is held; when another thread's import comes in between,
+    it is done once more.
+    """
     if isinstance(adapter, str):
         adapter = find_adapter(adapter)
-    chosen_side = side_of(adapter, side)
-    review = Review(adapter, accept or {})
+    chosen_side, chosen_profile = side_of(adapter, side), adapter.profile(profile)
+    patches = [
+        patch
+        for patch in adapter.patches(chosen_side)
+        if not patch.profiles or chosen_profile in patch.profiles
+    ]
+    collected = False
+    for _ in range(_ATTEMPTS):
+        unfinished = bring_in(patches)
+        with process.lock:
+            if not settled(patches, unfinished):
+                continue
+            made = _make(adapter, chosen_side, chosen_profile, patches, accept or {})
+            if collected or not any(is_about_holders(v) for v in made.violations):
+                return use(made)
+        # Garbage that waits for the collector holds references too (dead frames of an
+        # exception, closed generators): nobody is refused because of that.
+        del made
+        gc.collect()
+        collected = True
+    raise PreflightError(
+        f"adapter {adapter.name!r} cannot be installed on the {chosen_side} side",
+        [
+            violation(
+                f"adapter {adapter.name!r}",
+                "its modules are being imported by other threads all the time",
+                expected="a moment without imports of what is patched",
+                found=f"{_ATTEMPTS} attempts in which one came in between",
+                remedy="install before those threads start",
+            )
+        ],
+    )
+
+
+def is_about_holders(found: Violation) -> bool:
+    """Whether a violation may come from an object that is garbage already."""
+    return found.problem.startswith(("somebody holds", "too late"))
+
+
+def bring_in(patches: list[Patch]) -> set[str]:
+    """Wait for imports of targets that are under way, and import the replacements of loaded ones.
+
+    Returns:
+        Modules that this very thread is importing, further up its stack.
+    """
+    unfinished = set()
+    for patch in patches:
+        name = Symbol.parse(patch.symbol).module
+        module = inert.loaded(name)
+        if module is None:
+            continue
+        if still_importing(module):
+            import_module(name)  # returns when the other thread is through with it
+            if still_importing(module):
+                unfinished.add(name)
+        try:
+            resolve(patch.replacement)
+        except PatchkitError:
+            continue  # build() reports it, with the rest
+    return unfinished
+
+
+def settled(patches: list[Patch], unfinished: set[str]) -> bool:
+    """Whether planning would import or wait for anything."""
+    for patch in patches:
+        name = Symbol.parse(patch.symbol).module
+        module = inert.loaded(name)
+        if module is None or name in unfinished:
+            continue
+        if still_importing(module):
+            return False
+        if isinstance(patch.replacement, str):
+            ours = Symbol.parse(patch.replacement).module
+            if inert.loaded(ours) is None and find_facts(patch.replacement) is not None:
+                return False
+    return True
+
+
+def _make(
+    adapter: Adapter, side: str, profile: str, patches: list[Patch], accept: Mapping[str, str]
+) -> Plan:
+    review = Review(adapter, accept)
     applying: list[Patch] = []
     skipped: list[Patch] = []
-    chosen_profile = adapter.profile(profile)
-    for patch in adapter.patches(chosen_side):
-        if patch.profiles and chosen_profile not in patch.profiles:
-            continue
+    for patch in patches:
         (applying if review.applies(patch) else skipped).append(patch)
-    switch = Switch(adapter.name) if chosen_side == "trainer" else None
-    _declared_well(adapter, chosen_side, applying, skipped, review)
+    switch = Switch(adapter.name) if side == "trainer" else None
+    _declared_well(adapter, side, applying, skipped, review)
     planned = prepare(applying, review, switch)
     for symbol in adapter.relies_on:
         review.judge(symbol)
-    for symbol in accept or {}:
-        if symbol not in review.unreviewed:
-            review.violations.append(
-                violation(
-                    symbol,
-                    "a digest is accepted that nothing needs",
-                    expected="a symbol whose found digest was never reviewed",
-                    found=(accept or {})[symbol],
-                    remedy="leave it out: a stale exception would hide the next drift",
-                )
+    for symbol in set(accept) - set(review.unreviewed):
+        review.violations.append(
+            violation(
+                symbol,
+                "a digest is accepted that nothing needs",
+                expected="a symbol whose found digest was never reviewed",
+                found=accept[symbol],
+                remedy="leave it out: a stale exception would hide the next drift",
             )
+        )
     return Plan(
         adapter,
-        chosen_side,
+        side,
         tuple(planned),
         tuple(skipped),
         tuple(review.violations),
         dict(review.unreviewed),
         {p: v for p, v in review.versions.items() if v},
-        dict(accept or {}),
+        dict(accept),
         switch,
-        chosen_profile,
+        profile,
     )
 
 
@@ -197,10 +297,8 @@ def prepare(
             if not others:
                 live.append((patch, found, facts))
     _one_slot_each(live, review)
-    # Replacements are imported before the scan, so that it sees the references they
-    # make, and built after it, so that it does not see those that wrappers make.
-    for patch, _, _ in live:
-        _try_resolve(patch)
+    # Replacements were imported before the scan, so that it sees the references they
+    # make, and are built after it, so that it does not see those that wrappers make.
     olds = _old_objects(live)
     owners = [target.owner for _, target, _ in live]
     scan = references.scan(olds, owners, ignored=process.bookkeeping_ids())
@@ -332,13 +430,6 @@ def _related(one: Target, two: Target) -> bool:
     return one.owner in inert.mro(two.owner) or two.owner in inert.mro(one.owner)
 
 
-def _try_resolve(patch: Patch) -> None:
-    try:
-        resolve(patch.replacement)
-    except PatchkitError:
-        return  # build() reports it, with the rest
-
-
 def _old_objects(live: list[tuple[Patch, Target, Any]]) -> references.Private:
     """Every object that a reference to a target may hold; the caller's list alone holds them."""
     olds: dict[int, Any] = {}
@@ -386,7 +477,3 @@ def _with_slots(
         settled.accepted,
         built.notes + settled.notes,
     )
-
-
-def counted(planned: PlannedPatch) -> FunctionType | None:
-    return planned.built.counted if planned.built is not None else None

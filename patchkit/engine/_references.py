@@ -81,17 +81,30 @@ bookkeeping: set[type] = {
 }
 
 
+class _Owners(dict[int, Private]):
+    """Identity of an object -> those that refer to it."""
+
+
+class _ById(dict[int, Any]):
+    """The old objects by identity."""
+
+
 class _Index:
     """Modules by the identity of their dict, and owners of what has no name itself."""
 
+    __slots__ = ("ignored", "modules", "owners")
+
     def __init__(self, ignored: set[int]) -> None:
         self.ignored = ignored
-        self.modules = {
-            id(inert.namespace(module)): name
-            for name, module in list(sys.modules.items())
-            if inert.is_module(module)
-        }
-        self.owners: dict[int, Private] = {}
+        self.modules: dict[int, str] = {}
+        for name, module in list(sys.modules.items()):
+            if inert.is_module(module):
+                space = inert.namespace(module)
+                if name.startswith("patchkit.engine."):
+                    self.ignored.add(id(space))  # leftovers keep their originals there
+                else:
+                    self.modules[id(space)] = name
+        self.owners = _Owners()
 
     def referrers(self, objects: Private) -> Private:
         return Private(h for h in gc.get_referrers(*objects) if not self.own(h))
@@ -184,15 +197,19 @@ def scan(olds: Private, owners: Iterable[Any], *, ignored: Iterable[int] = ()) -
     frozen = frozen_objects() > 0
     # Nothing can be counted against what the collector does not show.
     unseen, holders = _unseen(olds) if not frozen else ({}, _walk(olds))
-    cells = {id(cell) for function in list(shape.made) for cell in function.__closure__ or ()}
+    made = Private(shape.made)  # kept alive: an identity means nothing once its object is gone
+    cells = {id(cell) for function in made for cell in function.__closure__ or ()}
     index = _Index(cells.union(ignored))
     index.know(owners)
     holders = Private(h for h in holders if not index.own(h))
     index.learn(holders)
-    by_id = {id(o): o for o in olds}
-    index.ignored.add(id(by_id))
+    by_id = _ById((id(o), o) for o in olds)
     found = [reference for holder in holders for reference in _inside(holder, by_id, index)]
+    index.owners.clear()  # no cycles: garbage would be a holder for the next scan
     return Scan(tuple(found), unseen)
+
+
+bookkeeping |= {_Owners, _ById, _Index, Scan}
 
 
 def _walk(olds: Private) -> Private:
@@ -230,7 +247,7 @@ def _walk(olds: Private) -> Private:
     return Private(found.values())
 
 
-def _inside(holder: Any, olds: dict[int, Any], index: _Index) -> list[Reference]:
+def _inside(holder: Any, olds: _ById, index: _Index) -> list[Reference]:
     """The references that one holder has."""
     found: list[Reference] = []
     kind = type(holder)
@@ -304,7 +321,7 @@ def _functions_of_cell(cell: CellType, index: _Index) -> Iterable[FunctionType]:
                 yield function
 
 
-def _in_dict(holder: dict[Any, Any], olds: dict[int, Any], index: _Index) -> list[Reference]:
+def _in_dict(holder: dict[Any, Any], olds: _ById, index: _Index) -> list[Reference]:
     found = []
     module = index.modules.get(id(holder))
     owner = None if module else next(iter(index.owners.get(id(holder), ())), None)
@@ -351,7 +368,7 @@ def _is_instance_dict(owner: Any, space: dict[Any, Any]) -> bool:
         return False
 
 
-def _in_method(method: MethodType, olds: dict[int, Any], index: _Index) -> list[Reference]:
+def _in_method(method: MethodType, olds: _ById, index: _Index) -> list[Reference]:
     """A bound method: who holds it matters, the method itself cannot be changed."""
     old = method.__func__
     if id(old) not in olds:
@@ -396,20 +413,20 @@ def _unseen(olds: Private) -> tuple[dict[int, int], Private]:
     of running frames do too, and are counted apart: a variable is no caller.
     """
     excess, holders = _count(olds)
-    for attempt in (1, 2):
-        if not any(count > 0 for count in excess.values()):
+    for attempt in (0, 1, 2):
+        if not excess:
             break
         del holders
-        time.sleep(0.002 * attempt)  # other threads may just have been calling it
+        time.sleep(0.002 * attempt)  # other threads may just be calling it
         excess, holders = _count(olds)
-    return {key: count for key, count in excess.items() if count > 0}, holders
+        for identity in _in_local_variables(excess):
+            excess[identity] -= 1
+        excess = {key: count for key, count in excess.items() if count > 0}
+    return excess, holders
 
 
 def _count(olds: Private) -> tuple[dict[int, int], Private]:
     seen = dict.fromkeys(map(id, olds), 0)
-    # Before the collector is asked: looking at locals makes dicts, which it then shows.
-    for identity in _in_local_variables(seen):
-        seen[identity] += 1
     holders = Private(gc.get_referrers(*olds))
     for i in range(len(holders)):
         if id(holders[i]) in seen:  # one old object holds another; now this list holds it too
@@ -423,21 +440,28 @@ def _count(olds: Private) -> tuple[dict[int, int], Private]:
         id(olds[i]): sys.getrefcount(olds[i]) - 1 - seen[id(olds[i])]
         for i in range(len(olds))
     }
-    return excess, holders
+    return {key: count for key, count in excess.items() if count > 0}, holders
 
 
-def _in_local_variables(wanted: dict[int, Any]) -> list[int]:
+def _in_local_variables(wanted: dict[int, int]) -> list[int]:
+    """Identities of the wanted objects that local variables hold, once per variable."""
     found = []
     for top in sys._current_frames().values():
         frame: FrameType | None = top
         while frame is not None:
             code = frame.f_code
-            if code.co_flags & inspect.CO_OPTIMIZED:  # not a module or class body
+            own = str(frame.f_globals.get("__name__")).startswith("patchkit.engine.")
+            if code.co_flags & inspect.CO_OPTIMIZED and not own:  # not a module or class body
                 plain = set(code.co_varnames) - set(code.co_cellvars)
+                values = frame.f_locals
                 found += [
                     id(value)
-                    for name, value in frame.f_locals.items()
+                    for name, value in values.items()
                     if name in plain and id(value) in wanted
                 ]
+                if type(values) is dict:
+                    # Before 3.13 this is a copy that the frame keeps: it would hold on to
+                    # everything (tensors!) for as long as the function runs.
+                    values.clear()
             frame = frame.f_back
     return found

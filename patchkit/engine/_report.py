@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,7 @@ def runtime_manifest(
         "versions": dict(sorted(plan.versions.items())),
         "unreviewed": dict(sorted(plan.unreviewed.items())),
         "patches": [_compared(planned) for planned in patches],
+        "sources": _sources(patches),
         "skipped": sorted(f"{p.identity} {p.versions}" for p in plan.skipped),
     }
     told = {
@@ -74,6 +76,34 @@ def runtime_manifest(
         "hits": {p.patch.identity: hits.get(p.patch.identity, 0) for p in patches},
     }
     return RuntimeManifest(compared, told)
+
+
+def _sources(patches: list[PlannedPatch]) -> dict[str, str]:
+    """Digests of the files that replacements are written in: their helpers count too."""
+    modules = set()
+    for planned in patches:
+        replacement = planned.patch.replacement
+        if isinstance(replacement, str):
+            modules.add(replacement.partition(":")[0])
+        elif (function := inert.function_of(replacement)) is not None:
+            modules.add(inert.home(function))
+    return {name: digest for name in sorted(modules) if (digest := _file_digest(name))}
+
+
+def _file_digest(name: str) -> str:
+    module = inert.loaded(name)
+    file = inert.namespace(module).get("__file__") if module is not None else None
+    if file is None:
+        try:
+            spec = find_spec(name)
+        except (ImportError, ValueError):
+            return ""
+        file = spec.origin if spec is not None else None
+    if not isinstance(file, str) or not os.path.isfile(file):
+        return ""
+    with open(file, "rb") as source:
+        content = source.read().replace(b"\r\n", b"\n")
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
 def _compared(planned: PlannedPatch) -> dict[str, Any]:

@@ -67,16 +67,14 @@ def locate(
     if module is None:
         return None
     if still_importing(module) and not arrived:
-        # Another thread is executing it: wait for that. In this very thread it stays unfinished.
-        import_module(symbol.module)
-        if still_importing(module):
-            return violation(
-                symbol,
-                "its module is being imported by this very thread",
-                expected=f"{symbol.module} fully imported, or not begun",
-                found="an import that is still running",
-                remedy="install before the import or after it, not from inside",
-            )
+        # Other threads' imports were waited for; this one is further up the stack.
+        return violation(
+            symbol,
+            "its module is being imported by this very thread",
+            expected=f"{symbol.module} fully imported, or not begun",
+            found="an import that is still running",
+            remedy="install before the import or after it, not from inside",
+        )
     owner: Any = module
     *path, name = symbol.qualname.split(".")
     for part in path:
