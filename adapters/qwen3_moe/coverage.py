@@ -75,23 +75,33 @@ def _expected(config: Mapping[str, Any]) -> list[tuple[str, Any, str, bool]]:
     ]
 
 
-def check_model(config: Mapping[str, Any]) -> list[Violation]:
+def check_model(config: Mapping[str, Any], *, rollout_tensor: int = 1) -> list[Violation]:
     """Compare a Hugging Face ``config.json`` with what the adapter covers.
 
     ``tie_word_embeddings`` may be either: the output layer reads the same weight
     on both sides.
 
+    Args:
+        config: The file's content.
+        rollout_tensor: Tensor-parallel size of the rollout side.
+
     Returns:
         Every setting that is not covered; empty when the model is covered.
     """
+    tree = (
+        "tensor-parallel size",
+        rollout_tensor,
+        f"a divisor of {TREE_CHUNKS}, the slices of the tree",
+        rollout_tensor > 0 and TREE_CHUNKS % rollout_tensor == 0,
+    )
     return [
         Violation(
-            subject=f"config.{name}",
+            subject=name if name == tree[0] else f"config.{name}",
             problem="not covered by adapter qwen3_moe",
             expected=covered,
             found=repr(found),
             remedy="use a model inside the covered range, or an adapter that covers this one",
         )
-        for name, found, covered, ok in _expected(config)
+        for name, found, covered, ok in (*_expected(config), tree)
         if not ok
     ]

@@ -146,8 +146,9 @@ class Adapter:
         manifests: Folders with manifests of the adapter's own.
         after: Adapters that this one may be layered on, on the same symbol.
         default_profile: The profile that holds where none is named.
-        covers: Reference to ``covers(config) -> list[Violation]``: what of a
-            model's ``config.json`` the claim does not cover.
+        covers: Reference to ``covers(config, *, rollout_tensor) -> list[Violation]``:
+            what of a model's ``config.json``, at this tensor-parallel size, the claim
+            does not cover.
         logprobs: Reference to ``logprobs(logits, tokens)``: the trainer's
             selected-token log-probabilities.
         tiny_model: Reference to ``tiny_model(folder, *, seed, **changes)``, which

@@ -277,17 +277,8 @@ def compare_attestations(
     present = Counter(a.process for a in found)
     for process in expected:
         if not present[process]:
-            violations.append(
-                Violation(
-                    subject=str(process),
-                    problem="did not attest: it runs without patchkit, or is not there",
-                    expected="an attestation",
-                    found=", ".join(sorted(map(str, present))) or "none at all",
-                    remedy="is patchkit-vllm-plugin installed there, is it left out by "
-                    "VLLM_PLUGINS, and are PATCHKIT_ENABLE, PATCHKIT_ADAPTER and "
-                    "PATCHKIT_RUN_DIR forwarded to it (Ray forwards VLLM_* only)?",
-                )
-            )
+            others = ", ".join(sorted(map(str, present))) or "none at all"
+            violations.append(_unpatched(str(process), "an attestation", others))
     for a in found:
         if a.process not in expected:
             violations.append(_differs(a, "nobody expected it", "not to exist", "an attestation"))
@@ -295,7 +286,9 @@ def compare_attestations(
             violations.append(
                 _differs(a, "attested more than once", "one process", present[a.process])
             )
-        if a.state != "active":
+        if a.state == "absent":
+            violations.append(_unpatched(a.who, "an active installation", "none"))
+        elif a.state != "active":
             violations.append(_differs(a, "its installation is not active", "active", a.state))
         if contract_digest is not None and a.contract_digest != contract_digest:
             violations.append(
@@ -317,6 +310,18 @@ def compare_attestations(
     if contract_digest is None:
         violations += _minority(found, "contract", lambda a: a.contract_digest)
     return violations
+
+
+def _unpatched(who: str, expected: str, found: str) -> Violation:
+    return Violation(
+        subject=who,
+        problem="did not attest: it runs without patchkit, or is not there",
+        expected=expected,
+        found=found,
+        remedy="is patchkit-vllm-plugin installed there, is it left out by VLLM_PLUGINS, and are "
+        "PATCHKIT_ENABLE, PATCHKIT_ADAPTER and PATCHKIT_RUN_DIR forwarded to it (Ray forwards "
+        "VLLM_* only)?",
+    )
 
 
 def _minority(

@@ -216,7 +216,9 @@ def _adapter(profile: Profile, machine: Machine, covers: Any) -> Iterator[Violat
 
         reference = find_adapter(name).covers
         covers = resolve_reference(reference) if reference else None
-    for v in covers(machine.model_config) if covers is not None else ():
+    tensor = profile.content.topology.rollout.tensor
+    found = covers(machine.model_config, rollout_tensor=tensor) if covers is not None else ()
+    for v in found:
         yield Violation(
             subject=f"{profile.where('model.architecture')}: {v.subject}",
             problem=v.problem,

@@ -227,6 +227,29 @@ class Profile:
         """``file:line key``, for the subject of a violation."""
         return _where(self.source, dict(self.lines), tuple(key.split(".")))
 
+    def changed(self, **values: Any) -> Profile:
+        """The same profile with other values: ``changed(**{"topology.rollout.tensor": 2})``.
+
+        Validated like a file; the name of the source says what was changed.
+        """
+        data = self.as_dict()
+        for key, value in values.items():
+            *sections, name = key.split(".")
+            section = data
+            for part in sections:
+                section = section[part]
+            section[name] = value
+        changes = ", ".join(f"{key} = {value!r}" for key, value in values.items())
+        source = f"{self.source} with {changes}" if changes else self.source
+        try:
+            content = ProfileContent.model_validate(data)
+        except ValidationError as e:
+            raise ProfileError(
+                f"profile {source} is refused",
+                [_told(source, dict(self.lines), error) for error in e.errors()],
+            ) from e
+        return Profile(content=content, source=source, lines=self.lines)
+
     def engine_arguments(self, model: str) -> dict[str, Any]:
         """Arguments for ``vllm.LLM``; what it makes of them is checked afterwards."""
         c, e, t = self.content, self.content.engine, self.content.topology.rollout

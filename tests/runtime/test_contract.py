@@ -21,7 +21,7 @@ from patchkit.runtime.environment import Environment, LateEnvironmentError
 ROOT = Path(__file__).parents[2]
 
 
-def covers(config):
+def covers(config, *, rollout_tensor):
     if config.get("tie_word_embeddings"):
         yield Violation(subject="tie_word_embeddings", problem="not covered")
 
