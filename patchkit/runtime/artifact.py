@@ -286,9 +286,9 @@ def _verdict(
     tokens = sum(t.get("recompute", {}).get("token_count", 0) for t in totals.values())
     bad = sum(t[name]["mismatch_count"] for t in totals.values() for name in REQUIRED if name in t)
     if _exact(totals):
-        verdict = f"exact: {tokens} tokens, 0 mismatches in both phases"
+        verdict = f"exact: {tokens:,} tokens, 0 mismatches in both phases"
     elif bad:
-        verdict = f"not exact: {bad} mismatches in {tokens} tokens"
+        verdict = f"not exact: {bad:,} mismatches in {tokens:,} tokens"
     else:
         lacking = [p for p in PHASES if not totals.get(p, {}).get("recompute")]
         verdict = f"incomplete: no tokens compared in {', '.join(lacking) or 'some comparison'}"

@@ -37,7 +37,8 @@ p.lead { margin: 0; color: var(--soft); }
   background: var(--mark); font-weight: 600; }
 .verdict.good { border-color: var(--good); } .verdict.bad { border-color: var(--bad); }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; width: 100%; min-width: 44rem;
+  font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; }
 th { font-weight: 600; color: var(--soft); white-space: nowrap; }
@@ -45,7 +46,8 @@ td.n, th.n { text-align: right; } td.good { color: var(--good); } td.bad { color
 code, pre { font: 13px/1.45 ui-monospace, monospace; overflow-wrap: anywhere; }
 pre { background: var(--mark); padding: .8rem 1rem; overflow-x: auto; white-space: pre-wrap; }
 figure { margin: 1rem 0; } figcaption { color: var(--soft); font-size: .9rem; }
-svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft); font-size: 11px; }
+svg { width: 100%; min-width: 36rem; height: auto; display: block; }
+svg text { fill: var(--soft); font-size: 11px; }
 svg .exact { fill: var(--good); } svg .stock { fill: var(--bad); }
 svg .axis { stroke: var(--line); }
 details { margin: .5rem 0; } summary { cursor: pointer; }
@@ -149,7 +151,9 @@ def _verdict(found: Verified) -> str:
 def _totals(found: Verified) -> str:
     rows = []
     for phase, comparisons in found.totals.items():
-        for name, m in comparisons.items():
+        for name in (*REQUIRED, BASELINE):
+            if (m := comparisons.get(name)) is None:
+                continue
             mood = "good" if m["mismatch_count"] == 0 else "bad"
             rows.append(
                 [
@@ -265,8 +269,9 @@ def _axis(left: int, width: int, height: int, bottom: int) -> str:
 def _figure(width: int, height: int, parts: Sequence[str], caption: str) -> str:
     label = escape(caption, quote=True)
     return (
-        f'<figure><svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">'
-        f"{''.join(parts)}</svg><figcaption>{_text(caption)}</figcaption></figure>"
+        f'<figure><div class=scroll><svg viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{label}">'
+        f"{''.join(parts)}</svg></div><figcaption>{_text(caption)}</figcaption></figure>"
     )
 
 
