@@ -58,6 +58,16 @@ class Finding:
         kind = gravest(self.changes)
         return None if kind is Kind.UNCHANGED else kind
 
+    @property
+    def selectors(self) -> dict[str, list[str | None]]:
+        """What decides whether it runs, and differs: name -> before and now."""
+        old, new = self.old.selectors, self.new.selectors if self.new else {}
+        return {
+            name: [old.get(name), new.get(name)]
+            for name in sorted({*old, *new})
+            if self.new is not None and old.get(name) != new.get(name)
+        }
+
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of one finding."""
         details: dict[str, Any] = {
@@ -65,6 +75,8 @@ class Finding:
             "noise": [c.as_dict() for c in self.noise],
             "evidence": self.evidence,
             "also": self.also.value if self.also else None,
+            "aliases": _sets(self.old.aliases, self.new.aliases if self.new else ()),
+            "selectors": self.selectors,
             "old": _place(self.old),
             "new": _place(self.new) if self.new else None,
         }
@@ -75,6 +87,10 @@ class Finding:
             "confidence": self.confidence,
             "details": details,
         }
+
+
+def _sets(old: Iterable[str], new: Iterable[str]) -> dict[str, list[str]]:
+    return {"added": sorted(set(new) - set(old)), "removed": sorted(set(old) - set(new))}
 
 
 def _place(facts: SymbolFacts) -> dict[str, Any]:
@@ -285,6 +301,7 @@ class _Comparison:
             index,
             before=_Before(self._old),
             moved_owner=owner.symbol if owner else None,
+            members=self._old.members(symbol) if record["kind"] == "class" else None,
         )
 
     def _owner(self, symbol: str) -> Match | None:

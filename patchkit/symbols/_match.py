@@ -47,15 +47,23 @@ class Index:
         self._by_body: dict[str, list[str]] = {}
         self._by_name: dict[str, list[str]] = {}
         self._by_item: dict[str, list[str]] | None = None
+        self._members: dict[str, dict[str, Record]] = {}
         for symbol, record in self.records.items():
             self._by_body.setdefault(record["body_digest"], []).append(symbol)
             self._by_name.setdefault(last_name(symbol), []).append(symbol)
+            owner = owner_of(symbol)
+            if owner and record["kind"] != "attribute":
+                self._members.setdefault(owner, {})[last_name(symbol)] = record
 
     def same_body(self, record: Record) -> list[str]:
         return self._by_body.get(record["body_digest"], [])
 
     def same_name(self, name: str) -> list[str]:
         return self._by_name.get(name, [])
+
+    def members(self, symbol: str) -> Mapping[str, Record]:
+        """The methods of a class, by name."""
+        return self._members.get(symbol, {})
 
     def similar(self, record: Record) -> Iterator[str]:
         """Symbols that share most of their sketch, likeliest first."""
@@ -144,9 +152,26 @@ _FAMILY = {
 
 
 def judge(
-    old_symbol: str, old: Record, new_symbol: str, new: Record, *, owner_moved: bool = False
+    old_symbol: str,
+    old: Record,
+    new_symbol: str,
+    new: Record,
+    *,
+    owner_moved: bool = False,
+    old_members: Mapping[str, Record] | None = None,
+    new_members: Mapping[str, Record] | None = None,
 ) -> Match | None:
-    """Whether `new` is what became of `old`, and how sure that is."""
+    """Whether `new` is what became of `old`, and how sure that is.
+
+    Args:
+        old_symbol: Where it was.
+        old: What it was.
+        new_symbol: The candidate.
+        new: What that is.
+        owner_moved: The candidate's class is what became of the old one's class.
+        old_members: Of a class, its methods; classes are known by them.
+        new_members: The candidate's.
+    """
     mine, theirs = _FAMILY.get(old["kind"], ""), _FAMILY.get(new["kind"], "")
     same_name = last_name(old_symbol) == last_name(new_symbol)
     likeness = name_likeness(last_name(old_symbol), last_name(new_symbol))
@@ -154,7 +179,10 @@ def judge(
     if mine != theirs:
         return _across(old, new, new_symbol, likeness, signature)
     around = _surroundings(old_symbol, new_symbol)
-    trivial = _trivial(old)
+    members = None
+    if mine == "class" and old_members:
+        members = _members_alike(old_members, new_members or {})
+    trivial = _trivial(old) and members is None
     if old["body_digest"] == new["body_digest"]:
         if mine == "value":
             return _value(old, new_symbol, same_name, likeness, around)
@@ -175,7 +203,26 @@ def judge(
             return Match(symbol=new_symbol, confidence=0.6, evidence="same name, another value")
         return None
     code = similarity(old.get("sketch", ""), new.get("sketch", ""))
+    if members is not None:
+        code = members if _trivial(old) else 0.7 * members + 0.3 * code
     return _alike(new_symbol, code, signature, likeness, around, same_name, owner_moved, trivial)
+
+
+def _members_alike(old: Mapping[str, Record], new: Mapping[str, Record]) -> float | None:
+    """How far the methods of two classes agree; None where they are too short to say."""
+    weights = {name: _tokens(record) for name, record in old.items()}
+    if max(weights.values()) < _TRIVIAL_TOKENS:
+        return None
+    bodies = {record["body_digest"] for record in new.values()}
+    total = 0.0
+    for name, record in old.items():
+        other = new.get(name)
+        if record["body_digest"] in bodies:
+            total += weights[name]
+        elif other is not None:
+            alike = similarity(record.get("sketch", ""), other.get("sketch", ""))
+            total += weights[name] * alike
+    return total / sum(weights.values())
 
 
 def _alike(
@@ -249,7 +296,12 @@ def _value(
 
 def _trivial(record: Record) -> bool:
     """Whether a body says too little to know it by: `pass`, `return self.x`."""
-    return len(record.get("sketch", "")) // _STEP < _TRIVIAL_TOKENS
+    return _tokens(record) < _TRIVIAL_TOKENS
+
+
+def _tokens(record: Record) -> int:
+    """How many different tokens a body has, as far as its sketch can tell."""
+    return len(record.get("sketch", "")) // _STEP
 
 
 def _surroundings(old: str, new: str) -> float:
@@ -286,6 +338,7 @@ def find_again(
     *,
     before: Mapping[str, Record],
     moved_owner: str | None = None,
+    members: Mapping[str, Record] | None = None,
 ) -> Match | None:
     """What became of a symbol that is gone.
 
@@ -296,6 +349,7 @@ def find_again(
         before: The symbols of the old version: what was there before, with the same
             content, is no new home unless it is a twin into which this one was merged.
         moved_owner: Where its class went, if that is known.
+        members: Of a class, its methods.
     """
     if moved_owner:
         target = f"{moved_owner}.{last_name(symbol)}"
@@ -304,16 +358,23 @@ def find_again(
             match = judge(symbol, old, target, record, owner_moved=True)
             if match is not None:
                 return match
+    holders = [
+        owner_of(found)
+        for member in (members or {}).values()
+        if not _trivial(member)
+        for found in index.same_body(member)[:_LIKELIEST]
+    ]
     candidates = dict.fromkeys(
         [
+            *(h for h in holders if h in index.records),
             *index.same_body(old)[: 4 * _LIKELIEST],
             *_limited(index.same_name(last_name(symbol))),
             *index.similar(old),
         ]
     )
-    match = best(_judged(symbol, old, index, before, candidates))
+    match = best(_judged(symbol, old, index, before, candidates, members))
     if match is None:
-        match = best(_judged(symbol, old, index, before, index.alike_in_name(symbol)))
+        match = best(_judged(symbol, old, index, before, index.alike_in_name(symbol), members))
     return match
 
 
@@ -328,10 +389,18 @@ def _judged(
     index: Index,
     before: Mapping[str, Record],
     candidates: Iterable[str],
+    members: Mapping[str, Record] | None,
 ) -> Iterator[Match | None]:
     for candidate in candidates:
         record = index.records[candidate]
-        match = judge(symbol, old, candidate, record)
+        match = judge(
+            symbol,
+            old,
+            candidate,
+            record,
+            old_members=members,
+            new_members=index.members(candidate) if members else None,
+        )
         if match is None:
             continue
         earlier = before.get(candidate)

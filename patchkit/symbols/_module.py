@@ -652,7 +652,8 @@ def _signature_tokens(parameters: list[list[Any]]) -> list[str]:
     """What of a signature decides how a call binds; annotations do only where compiled."""
     found = []
     for name, kind, default, annotation in parameters:
-        found.append(f"{name}\x01{kind}\x01{default}")
+        # A parameter without a default is not one whose default is None.
+        found.append(f"{name}\x01{kind}" if default is None else f"{name}\x01{kind}\x01{default}")
         if annotation is not None and _MEANINGFUL_ANNOTATION.search(annotation):
             found.append(annotation)
     return found

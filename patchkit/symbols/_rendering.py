@@ -58,6 +58,8 @@ def _constant(node: ast.Constant) -> tuple[str, int]:
         return quoted(value), _ATOM
     if value is Ellipsis:
         return "...", _ATOM
+    if isinstance(value, float) and repr(value) == "inf":  # `1e400`, not a name `inf`
+        return "1e999", _ATOM
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 4096:
         return hex(value), _ATOM
     return repr(value), _ATOM

@@ -29,6 +29,8 @@ def one_line(finding: Finding) -> str:
     if finding.kind is Kind.REMOVED:
         return finding.evidence
     texts = [c.text for c in finding.changes if c.kind is not Kind.UNCHANGED]
+    for name, (before, now) in finding.selectors.items():
+        texts.append(f"{name}: {before or '(not read)'} → {now or '(not read)'}")
     noise = len(finding.noise)
     if noise:
         texts.append(f"(and {noise} annotation{'s' * (noise > 1)})")

@@ -44,6 +44,10 @@ class View:
         """Whether this view can say that a symbol does not exist."""
         raise NotImplementedError
 
+    def members(self, symbol: str) -> dict[str, Record]:
+        """The methods that a class defines itself, as far as this view has them."""
+        raise NotImplementedError
+
     def everything(self, progress: Progress | None = None) -> Mapping[str, Record]:
         """The records of all symbols that this view has."""
         raise NotImplementedError
@@ -113,6 +117,9 @@ class ManifestView(View):
             self.manifest.whole or symbol in self.manifest.symbols or symbol in self.manifest.absent
         )
 
+    def members(self, symbol: str) -> dict[str, Record]:
+        return _members(self.manifest.records, f"{symbol}.")
+
     def everything(self, progress: Progress | None = None) -> Mapping[str, Record]:
         return self.manifest.records
 
@@ -145,6 +152,11 @@ class SourceView(View):
 
     def known(self, symbol: str) -> bool:
         return True
+
+    def members(self, symbol: str) -> dict[str, Record]:
+        name = Symbol.parse(symbol)
+        raw = self.source.raw(name.module)
+        return _members(raw.records, f"{name.qualname}.") if raw else {}
 
     def read_all(self, progress: Progress | None = None) -> None:
         """Read every module, if that has not happened."""
@@ -196,3 +208,14 @@ class SourceView(View):
                 scores[module] = scores.get(module, 0.0) + 1 / (3 + len(modules))
         chosen.update(sorted(scores, key=lambda m: (-scores[m], m))[:6])
         return Index(self._records(sorted(chosen)[:400]).items())
+
+
+def _members(records: Mapping[str, Record], prefix: str) -> dict[str, Record]:
+    return {
+        name[len(prefix) :]: record
+        for name, record in records.items()
+        if name.startswith(prefix)
+        and "." not in name[len(prefix) :]
+        and record["kind"] != "attribute"
+        and "inherited_from" not in record
+    }

@@ -261,7 +261,7 @@ def test_lookup_follows_reexports_and_bases(tree: Path, symbol: str, defined_at:
         "pkg.base:Base.none",
         "pkg.none:f",
         "none:f",
-        "pkg:face.Leaf",
+        "pkg:face",
         "pkg.loop:f",
         "pkg.face:Nothing",
         "pkg.envs:NO",
