@@ -34,13 +34,16 @@ def _codes(target: Target) -> set[CodeType]:
 
 
 def _running(live: Live) -> list[Violation]:
+    wanted = {code for _, target, _ in live for code in _codes(target)}
     frames: dict[CodeType, str] = {}
-    for thread, frame in sys._current_frames().items():
-        current: Any = frame
+    tops = sys._current_frames()
+    for thread in list(tops):
+        current: Any = tops.pop(thread)
         while current is not None:
-            where = f"line {current.f_lineno} of {current.f_code.co_filename}, thread {thread}"
-            frames.setdefault(current.f_code, where)
-            current = current.f_back
+            if current.f_code in wanted:
+                where = f"line {current.f_lineno} of {current.f_code.co_filename}, thread {thread}"
+                frames.setdefault(current.f_code, where)
+            current = current.f_back  # None at the end: this frame must not hold itself
     found = []
     for patch, target, _ in live:
         for code in _codes(target) & set(frames):

@@ -446,8 +446,9 @@ def _count(olds: Private) -> tuple[dict[int, int], Private]:
 def _in_local_variables(wanted: dict[int, int]) -> list[int]:
     """Identities of the wanted objects that local variables hold, once per variable."""
     found = []
-    for top in sys._current_frames().values():
-        frame: FrameType | None = top
+    tops = sys._current_frames()
+    for thread in list(tops):
+        frame: FrameType | None = tops.pop(thread)  # this frame must not hold itself
         while frame is not None:
             code = frame.f_code
             own = str(frame.f_globals.get("__name__")).startswith("patchkit.engine.")

@@ -228,7 +228,7 @@ def switched(
         f"    return {_identifier(stock)}\n",
         f"switch of {stock.__module__}:{stock.__qualname__}",
     )
-    plain = space["make"](stock, exact, switch, choose)
+    plain = space.pop("make")(stock, exact, switch, choose)
     plain.__defaults__ = stock.__defaults__
     plain.__kwdefaults__ = dict(stock.__kwdefaults__) if stock.__kwdefaults__ else None
     new = dressed(plain, stock)
@@ -265,7 +265,7 @@ def rerouted(function: FunctionType, module: str, before: str, callee: str) -> C
         f"    return {_identifier(function)}\n",
         f"detour of {function.__module__}:{function.__qualname__}",
     )
-    return space["make"](*free).__code__
+    return space.pop("make")(*free).__code__
 
 
 def _identifier(function: FunctionType) -> str:

@@ -151,8 +151,8 @@ def test_a_second_fault_during_rollback_still_leaves_everything_as_it_was(
     inst = install(adapter, "rollout")
     total = faults.count
     inst.uninstall()
-    for first in range(total, total - 6, -1):
-        for second in range(first + 1, first + 3 * 11):
+    for first in range(total, total - 9, -2):
+        for second in range(first + 1, first + 3 * 11, 3):
             faults.count, faults.fail_at = 0, {first, second}
             with pytest.raises(Injected):
                 install(adapter, "rollout")
