@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from packaging.version import Version
+
 from patchkit.errors import Violation, ViolationsError
 from patchkit.runtime.profile import Profile, ProfileContent
 from patchkit.runtime.sync import BACKEND
@@ -42,6 +44,8 @@ class EngineRule:
         key: The profile's key, for the line; empty for features never covered.
         accepts: The test, ``accepts(found, expected)``; equality if None.
         effect: What another value does.
+        since: First version of vLLM that has the setting; an older one without it
+            cannot have the feature. Empty: every version we know has it.
     """
 
     path: str
@@ -49,11 +53,12 @@ class EngineRule:
     key: str = ""
     accepts: Callable[[Any, Any], bool] | None = None
     effect: str = ""
+    since: str = ""
 
-    def holds(self, found: Any, content: ProfileContent) -> bool:
+    def holds(self, found: Any, content: ProfileContent, version: str | None) -> bool:
         expected = self.expected(content)
         if found == UNREADABLE:
-            return False
+            return bool(self.since and version) and Version(str(version)) < Version(self.since)
         if self.accepts is not None:
             return self.accepts(found, expected)
         # 1 == True: a switch must be a switch.
@@ -66,12 +71,12 @@ def _same(
     return EngineRule(path=path, key=key, expected=get, effect=effect)
 
 
-def _off(path: str, effect: str) -> EngineRule:
-    return EngineRule(path=path, expected=lambda c: False, effect=effect)
+def _off(path: str, effect: str, since: str = "") -> EngineRule:
+    return EngineRule(path=path, expected=lambda c: False, effect=effect, since=since)
 
 
-def _none(path: str, effect: str) -> EngineRule:
-    return EngineRule(path=path, expected=lambda c: None, effect=effect)
+def _none(path: str, effect: str, since: str = "") -> EngineRule:
+    return EngineRule(path=path, expected=lambda c: None, effect=effect, since=since)
 
 
 def _empty(path: str, effect: str) -> EngineRule:
@@ -143,8 +148,8 @@ RULES: tuple[EngineRule, ...] = (
         effect="longer contexts were not certified",
     ),
     _off(_MODEL + "enable_prompt_embeds", "embeddings instead of tokens cannot be replayed"),
-    _off(_MODEL + "enable_trace_replay", "tokens are forced, not drawn"),
-    _off(_MODEL + "return_sampling_mask", "draws are masked"),
+    _off(_MODEL + "enable_trace_replay", "tokens are forced, not drawn", since="0.30"),
+    _off(_MODEL + "return_sampling_mask", "draws are masked", since="0.28"),
     _off(_MODEL + "trust_remote_code", "code from the model's repository runs unreviewed"),
     _same(
         _PARALLEL + "tensor_parallel_size",
@@ -187,7 +192,7 @@ RULES: tuple[EngineRule, ...] = (
     _none("kv_transfer_config", "KV entries come from elsewhere, perhaps of other weights"),
     _none("ec_transfer_config", "encoder outputs come from elsewhere"),
     _none("diffusion_config", "no autoregressive distribution"),
-    _none("watermark_config", "draws are biased"),
+    _none("watermark_config", "draws are biased", since="0.30"),
     _same(
         "cache_config.enable_prefix_caching",
         "engine.prefix_caching",
@@ -302,13 +307,24 @@ def _plain(config: Any, path: str) -> Any:
 
 
 def check_settings(
-    settings: Mapping[str, Any], profile: Profile, *, who: str = "engine"
+    settings: Mapping[str, Any],
+    profile: Profile,
+    *,
+    who: str = "engine",
+    version: str | None = None,
 ) -> list[Violation]:
-    """Every setting that is not as the profile says."""
+    """Every setting that is not as the profile says.
+
+    Args:
+        settings: From :func:`read_settings`.
+        profile: What was asked for.
+        who: The process, for messages.
+        version: vLLM's version; without one, nothing may be unreadable.
+    """
     found = []
     for rule in RULES:
         value = settings.get(rule.path, UNREADABLE)
-        if rule.holds(value, profile.content):
+        if rule.holds(value, profile.content, version):
             continue
         line = f" ({profile.where(rule.key)})" if rule.key else ""
         found.append(
@@ -341,10 +357,14 @@ def require_engine(llm: Any, profile: Profile) -> list[dict[str, Any]]:
     Raises:
         EngineRefusedError: With every setting of every process that differs.
     """
-    violations = check_settings(read_settings(llm.llm_engine.vllm_config), profile)
+    from patchkit.symbols import installed_version
+
+    version = installed_version("vllm")
+    own = read_settings(llm.llm_engine.vllm_config)
+    violations = check_settings(own, profile, version=version)
     workers = llm.collective_rpc("patchkit_settings")
     for rank, settings in enumerate(workers):
-        violations += check_settings(settings, profile, who=f"worker {rank}")
+        violations += check_settings(settings, profile, who=f"worker {rank}", version=version)
     if violations:
         raise EngineRefusedError(
             f"the engine is not the one of profile {profile.name!r}", violations

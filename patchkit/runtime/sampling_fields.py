@@ -20,7 +20,7 @@ STRUCTURES = {
     "EngineCoreRequest": "v1/engine/__init__.py",
 }
 
-FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
+_NEWEST: dict[str, dict[str, tuple[str, ...]]] = {
     "0.32.0": {
         "SamplingParams": (
             "n",
@@ -91,6 +91,62 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
             "session_id",
             "kv_hints",
         ),
+    },
+}
+
+
+# Older versions have the same fields but these, and none besides (read from their sources).
+_WITHOUT = {
+    "0.31.0": {"SamplingParams": {"_watermarking_skipped"}, "EngineCoreRequest": set()},
+    "0.30.0": {
+        "SamplingParams": {
+            "_watermarking_skipped",
+            "prompt_logprob_start",
+            "prompt_logprob_token_ids",
+        },
+        "EngineCoreRequest": {"kv_hints"},
+    },
+    "0.28.0": {
+        "SamplingParams": {
+            "_watermarking_skipped",
+            "prompt_logprob_start",
+            "prompt_logprob_token_ids",
+            "trace_decode_token_ids",
+            "watermarking",
+        },
+        "EngineCoreRequest": {"kv_hints"},
+    },
+    "0.27.1": {
+        "SamplingParams": {
+            "_watermarking_skipped",
+            "prompt_logprob_start",
+            "prompt_logprob_token_ids",
+            "trace_decode_token_ids",
+            "watermarking",
+        },
+        "EngineCoreRequest": {"kv_hints", "session_id"},
+    },
+    "0.26.0": {
+        "SamplingParams": {
+            "_watermarking_skipped",
+            "prompt_logprob_start",
+            "prompt_logprob_token_ids",
+            "stream_interval",
+            "trace_decode_token_ids",
+            "watermarking",
+        },
+        "EngineCoreRequest": {"kv_hints", "session_id"},
+    },
+}
+
+FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
+    **_NEWEST,
+    **{
+        version: {
+            name: tuple(f for f in fields if f not in lost[name])
+            for name, fields in _NEWEST["0.32.0"].items()
+        }
+        for version, lost in _WITHOUT.items()
     },
 }
 

@@ -45,16 +45,18 @@ Caches = Literal["reset", "salt"]
 
 
 class EngineControl(Protocol):
-    """The part of ``vllm.LLM`` that an update needs."""
+    """The part of ``vllm.LLM`` that an update needs, in every version we know.
+
+    Where there are ``update_weight_version`` and ``get_weight_version`` (vLLM 0.30
+    and later), each output tells which version drew which token.
+    """
 
     llm_engine: Any
 
     def init_weight_transfer_engine(self, request: dict[str, Any]) -> None: ...
     def start_weight_update(self) -> None: ...
     def update_weights(self, request: dict[str, Any]) -> None: ...
-    def finish_weight_update(self, weight_version: str | None = None) -> None: ...
-    def update_weight_version(self, new_version: str) -> None: ...
-    def get_weight_version(self) -> str: ...
+    def finish_weight_update(self) -> None: ...
     def reset_prefix_cache(self) -> bool: ...
     def collective_rpc(self, method: Any, *, args: tuple[Any, ...] = ...) -> list[Any]: ...
 
@@ -76,6 +78,9 @@ class SyncRecord:
         previous: The version before.
         mode: ``off``, ``log`` or ``enforce``.
         caches: How stale cache entries were excluded.
+        labels: ``engine``: its outputs carry the version of each token. ``driver``:
+            this version of vLLM cannot; the driver knows, as long as it generates
+            through an :class:`~patchkit.runtime.versions.UpdateBarrier` or in turns.
         trainer: The trainer's receipt, if there was one.
         workers: One receipt per worker.
         received: What each worker read, before loading.
@@ -87,6 +92,7 @@ class SyncRecord:
     previous: int | None
     mode: Mode
     caches: Caches
+    labels: Literal["engine", "driver"] = "engine"
     trainer: Receipt | None = None
     workers: tuple[Receipt, ...] = ()
     received: tuple[Receipt, ...] = ()
@@ -99,6 +105,7 @@ class SyncRecord:
             "previous": self.previous,
             "mode": self.mode,
             "caches": self.caches,
+            "labels": self.labels,
             "trainer": self.trainer.as_dict() if self.trainer else None,
             "workers": [r.as_dict() for r in self.workers],
             "received": [{"holder": r.holder, "digest": r.digest} for r in self.received],
@@ -243,7 +250,7 @@ class WeightSync:
             self._engine.update_weights({"update_info": info})
             clock("load")
             # Not yet: the label is part of the commit.
-            self._engine.finish_weight_update(weight_version=None)
+            self._engine.finish_weight_update()
             clock("finish")
             workers, received, violations = self._receipts(
                 version, trainer, paths, clock, received=True
@@ -365,8 +372,10 @@ class WeightSync:
         return workers, arrivals, violations
 
     def _commit(self, version: int, clock: _Clock) -> None:
-        self._engine.update_weight_version(str(version))
-        found = self._engine.get_weight_version()
+        label = getattr(self._engine, "update_weight_version", None)
+        if label is not None:
+            label(str(version))
+        found = self._engine.get_weight_version() if label is not None else str(version)  # type: ignore[attr-defined]
         if found != str(version):
             raise WeightSyncError(
                 f"policy version {version} was not taken over",
@@ -425,6 +434,7 @@ class WeightSync:
             previous=previous,
             mode=self.mode,
             caches=self.caches,
+            labels="engine" if hasattr(self._engine, "update_weight_version") else "driver",
             trainer=trainer,
             workers=tuple(workers),
             received=tuple(received),

@@ -215,6 +215,13 @@ def test_both_guards_refuse_before_the_original_runs(monkeypatch):
     assert calls == ["front", "core"]
 
 
+@pytest.mark.parametrize("version", sorted(FIELDS))
+def test_every_known_version_has_a_gate(version):
+    gate = RequestGate(version)
+    assert gate.fields == FIELDS[version]
+    assert len(gate.fields["SamplingParams"]) >= 37
+
+
 def test_reading_fields_from_source():
     source = (
         "class A:\n    x: int = 1\n    K: ClassVar[int] = 2\n    def f(self): y: int = 3\n    y = 1"

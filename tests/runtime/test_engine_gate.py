@@ -161,6 +161,14 @@ def test_what_cannot_be_read_is_refused(path):
     assert len(check_settings(without, profile())) == 1
 
 
+@pytest.mark.parametrize("rule", [r for r in RULES if r.since], ids=lambda r: r.path)
+def test_older_versions_may_lack_what_they_cannot_do(rule):
+    without = {k: x for k, x in GOOD.items() if k != rule.path}
+    assert check_settings(without, profile(), version="0.26.0") == []
+    assert check_settings(without, profile(), version="0.32.0+cpu")
+    assert check_settings({**GOOD, rule.path: BAD[rule.path]}, profile(), version="0.26.0")
+
+
 @pytest.mark.parametrize("path", ["model_config.is_hybrid", "parallel_config.enable_dbo"])
 def test_a_switch_must_be_a_switch(path):
     assert check_settings({**GOOD, path: 0}, profile())

@@ -191,6 +191,23 @@ def test_every_failure_under_way_poisons_and_is_named(deliver, fault, words):
         assert "Shut this engine down" in str(later.value)
 
 
+class OlderEngine(Engine):
+    """vLLM before weight labels: finish takes no argument, outputs carry no version."""
+
+    update_weight_version = get_weight_version = property()  # reads as absent
+
+    def finish_weight_update(self):
+        self._call("finish")
+
+
+def test_an_engine_without_weight_labels(deliver):
+    engine = OlderEngine(weights(0))
+    assert not hasattr(engine, "update_weight_version")
+    sync = WeightSync(engine, weight_map="m:f")
+    assert sync.begin(receipt(0)).labels == "driver"
+    assert sync.update(1, deliver(1), receipt(1)).version == 1
+
+
 def test_an_interrupt_poisons_too(deliver):
     sync, engine = begun()
 
