@@ -37,10 +37,12 @@ KIND = "patchkit-verification"
 MERGED = "patchkit-verification-merged"
 PHASES = ("initial_checkpoint", "post_update_reload")
 
-# Comparisons with the rollout: the first two must be exact, the last is the
-# unpatched pair of the same tokens, for the reader.
+# Comparisons with the rollout: the first two must be exact, the last is for the
+# reader: the unpatched replay of the same tokens, against what an unpatched engine
+# scores them with, where that was made, and against the rollout otherwise.
 REQUIRED = ("recompute", "first_forward")
 BASELINE = "stock"
+BASELINE_ROLLOUT = "stock_rollout"
 
 _FIRST = 8
 
@@ -97,6 +99,7 @@ class Artifact:
         recompute: Any,
         first_forward: Any,
         stock: Any = None,
+        stock_rollout: Any = None,
         start_versions: Sequence[int] = (),
         end_versions: Sequence[int] = (),
         notes: Mapping[str, Any] | None = None,
@@ -113,6 +116,8 @@ class Artifact:
             recompute: float32, per token.
             first_forward: float32, per token.
             stock: float32, per token; the unpatched replay, if it was made.
+            stock_rollout: float32, per token; an unpatched engine's scores of the same
+                tokens, to compare the unpatched replay with.
             start_versions: Per sequence, the engine's version at its start.
             end_versions: Per sequence, at its end.
             notes: Figures for the reader (times, cache hits, preemptions).
@@ -131,8 +136,9 @@ class Artifact:
             "recompute": floats(recompute, "recompute"),
             "first_forward": floats(first_forward, "first_forward"),
         }
-        if stock is not None:
-            own[BASELINE] = floats(stock, BASELINE)
+        for name, values in ((BASELINE, stock), (BASELINE_ROLLOUT, stock_rollout)):
+            if values is not None:
+                own[name] = floats(values, name)
         lengths = {name: len(values) for name, values in own.items()}
         if len(set(lengths.values())) != 1:
             raise ConfigurationError(f"artifact: arrays of one round differ in length: {lengths}")
@@ -208,7 +214,8 @@ def _comparisons(own: Mapping[str, array[Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _compare(own: Mapping[str, array[Any]], name: str) -> dict[str, Any]:
-    a, b = own["rollout"], own[name]
+    reference = BASELINE_ROLLOUT if name == BASELINE and BASELINE_ROLLOUT in own else "rollout"
+    a, b = own[reference], own[name]
     bits_a, bits_b = _bits(a), _bits(b)
     worst = [i for i in range(len(a)) if bits_a[i] != bits_b[i] or not math.isfinite(a[i] + b[i])]
     k3_sum = k3_max = max_absdiff = 0.0

@@ -86,6 +86,24 @@ def test_a_mismatch_is_told_and_still_verifies(tmp_path):
     assert found.verdict == "not exact: 1 mismatches in 120 tokens"
 
 
+def test_the_unpatched_pair_can_be_compared_with_itself(tmp_path):
+    artifact = Artifact({})
+    made = artifact.add_round(
+        "initial_checkpoint",
+        version=0,
+        sequences=[0, 0],
+        positions=[0, 1],
+        token_ids=[1, 1],
+        rollout=[-1.0, -2.0],
+        recompute=[-1.0, -2.0],
+        first_forward=[-1.0, -2.0],
+        stock=[-1.5, -2.5],
+        stock_rollout=[-1.5, -2.0],
+    )
+    assert made["stock"]["mismatch_count"] == 1
+    assert made["recompute"]["mismatch_count"] == 0
+
+
 def test_not_finite_is_a_mismatch(tmp_path):
     artifact = Artifact({})
     same = [-1.0, math.nan, -math.inf]
