@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchkit.errors import PatchkitError
+from patchkit.errors import ConfigurationError, PatchkitError
 
 if TYPE_CHECKING:
     from patchkit.parity.demo import DemoResult
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
@@ -32,25 +32,32 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Sample with real vLLM, replay with real FSDP2, and compare every bit."""
-    from patchkit.parity import rollout_engine
-
-    # Before anything imports torch, which reads some of these once.
-    rollout_engine.apply(rollout_engine.environment(tensor_parallel_size))
-    from patchkit.parity.demo import DemoSettings, new_run_folder, run_demo
+    # Not the demo itself yet: it imports torch, which reads the environment that
+    # `set_up` decides.
+    from patchkit.parity.demo_setup import DemoSettings, new_run_folder, set_up
 
     started = time.monotonic()
-    settings = DemoSettings(
-        adapter=adapter,
-        profile=profile,
-        folder=new_run_folder(runs),
-        tensor_parallel_size=tensor_parallel_size,
-        ranks=ranks,
-        sequences=sequences,
-        seed=seed,
-        stock=stock,
-    )
+    observe = _observer(started, quiet=as_json)
     try:
-        result = run_demo(settings, _observer(started, quiet=as_json))
+        setup = set_up(
+            DemoSettings(
+                adapter=adapter,
+                profile=profile,
+                folder=new_run_folder(runs),
+                tensor_parallel_size=tensor_parallel_size,
+                ranks=ranks,
+                sequences=sequences,
+                seed=seed,
+                stock=stock,
+            ),
+            observe,
+        )
+        from patchkit.parity.demo import run_demo
+
+        result = run_demo(setup, observe)
+    except ConfigurationError as error:
+        print(f"patchkit demo: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
     except PatchkitError as error:
         print(f"patchkit demo: {error}", file=sys.stderr)
         raise typer.Exit(1) from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +19,9 @@ from typing import Any
 import orjson
 import torch
 
-from patchkit.engine import Adapter, find_adapter, resolve_reference
-from patchkit.errors import PatchkitError, ViolationsError
+from patchkit.engine import find_adapter, resolve_reference
 from patchkit.parity import rollout_engine as engines
+from patchkit.parity.demo_setup import DemoSettings, DemoSetup, Observer
 from patchkit.parity.fsdp import StepResult, TrainerSettings, selected
 from patchkit.parity.metrics import ParityMetrics, compare_logprobs
 from patchkit.parity.stock_scorer import StockScorer
@@ -36,35 +36,8 @@ PHASES = ("initial_checkpoint", "post_update_reload")
 
 # Tokens sampled per sequence, by turns: with 64 sequences 4,608 in all.
 _NEW_TOKENS = (48, 72, 96, 72)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoSettings:
-    """What to run.
-
-    Attributes:
-        adapter: Adapter's name.
-        profile: Which of its profiles; the adapter's own default if empty.
-        tensor_parallel_size: vLLM workers.
-        ranks: FSDP ranks of the trainer.
-        sequences: Sampled per phase.
-        folder: Where models, logs and the artifact go; one new folder a run.
-        seed: Of prompts and weights.
-        stock: Also score the tokens with the stock pair.
-        model_changes: Settings of the tiny model that differ from the adapter's.
-    """
-
-    adapter: str
-    folder: Path
-    profile: str = ""
-    tensor_parallel_size: int = 1
-    ranks: int = 2
-    sequences: int = 64
-    seed: int = 0
-    stock: bool = True
-    attention: str = "sdpa"
-    checkpointing: str | None = "non_reentrant"
-    model_changes: dict[str, Any] = field(default_factory=dict)
+# Pages of the KV cache: too few for sixteen sequences, so that some are preempted.
+_PAGES = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +79,6 @@ class DemoResult:
     artifact: Path | None = None
 
 
-Observer = Callable[[str], None]
-
-
 def build_trainer(settings: Any, installation: Any) -> Any:
     """Build one trainer rank; named by reference in its settings."""
     import patchkit
@@ -131,37 +101,30 @@ def rewards(rollouts: Sequence[Rollout], vocabulary: int) -> list[float]:
     return [(s - mean) / spread for s in share]
 
 
-def run_demo(settings: DemoSettings, observe: Observer = lambda stage: None) -> DemoResult:
+def run_demo(setup: DemoSetup, observe: Observer = lambda stage: None) -> DemoResult:
     """Run both phases.
 
     Args:
-        settings: What to run.
+        setup: From :func:`patchkit.parity.demo_setup.set_up`, called before this module
+            (which imports torch) was imported.
         observe: Called with the name of each stage as it begins.
 
     Raises:
         PatchkitError: Whatever was refused or differed, before any claim is made.
     """
-    adapter = find_adapter(settings.adapter)
-    missing = [n for n in ("tiny_model", "logprobs", "weight_map") if not getattr(adapter, n)]
-    if missing:
-        raise PatchkitError(
-            f"adapter {adapter.name!r} has no {', '.join(missing)}; the demo needs a tiny model, "
-            "the trainer's log-probabilities and a weight map: declare them on the adapter"
-        )
     with ExitStack() as stack:
-        return _Run(settings, adapter, observe, stack).run()
+        return _Run(setup, observe, stack).run()
 
 
 class _Run:
     """The stages of one demo; they share processes, so they share an object."""
 
-    def __init__(
-        self, settings: DemoSettings, adapter: Adapter, observe: Observer, stack: ExitStack
-    ) -> None:
-        self.settings, self.adapter = settings, adapter
-        self.profile = adapter.profile(settings.profile)
-        self.folder = settings.folder.absolute()
-        self.result = DemoResult(settings=settings)
+    def __init__(self, setup: DemoSetup, observe: Observer, stack: ExitStack) -> None:
+        self.settings, self.adapter = setup.settings, setup.adapter
+        self.folder, self.model, self.contract = setup.folder, setup.model, setup.contract
+        self.profile = setup.contract.profile
+        self.vocabulary = int(orjson.loads((self.model / "config.json").read_bytes())["vocab_size"])
+        self.result = DemoResult(settings=setup.settings)
         self._observe, self._stack = observe, stack
 
     @contextmanager
@@ -173,7 +136,6 @@ class _Run:
         seconds[stage] = seconds.get(stage, 0.0) + time.monotonic() - start
 
     def run(self) -> DemoResult:
-        self._prepare()
         self._start()
         checkpoint = self.model
         for version, name in enumerate(PHASES):
@@ -184,93 +146,57 @@ class _Run:
             self.result.artifact = self.artifact.write(self.folder / "artifact.json")
         return self.result
 
-    # -- before the first token ----------------------------------------------------------
-
-    def _prepare(self) -> None:
-        """The environment and a model that the adapter covers; nothing runs yet."""
-        (self.folder / "attestations").mkdir(parents=True)
-        engines.apply(engines.environment(self.settings.tensor_parallel_size))
-        os.environ.update(
-            PATCHKIT_ENABLE="1",
-            PATCHKIT_CANARY="1",
-            PATCHKIT_ADAPTER=self.adapter.name,
-            PATCHKIT_PROFILE=self.profile,
-            PATCHKIT_RUN_DIR=str(self.folder / "attestations"),
-        )
-        self.model = self.folder / "checkpoint-0"
-        with self._timed("model", "make a tiny model with random weights"):
-            make = resolve_reference(self.adapter.tiny_model)
-            make(self.model, seed=self.settings.seed, **self.settings.model_changes)
-        config = orjson.loads((self.model / "config.json").read_bytes())
-        self.vocabulary = int(config["vocab_size"])
-        if self.adapter.covers:
-            violations = resolve_reference(self.adapter.covers)(config)
-            if violations:
-                raise ViolationsError(
-                    f"adapter {self.adapter.name!r} does not cover this model", violations
-                )
-
     def _start(self) -> None:
-        """All processes, and proof that each of them is patched."""
-        settings = self.settings
+        """All processes, and proof that each of them is patched and under the contract."""
+        settings, rollout = self.settings, self.profile.content.topology.rollout
+        trainers = {**self.contract.environment.variables, "PATCHKIT_ENABLE": ""}
         self.trainer = self._stack.enter_context(
             TrainerGroup.start(
                 adapter=self.adapter.name,
-                profile=self.profile,
-                world_size=settings.ranks,
+                profile=self.profile.name,
+                world_size=self.profile.content.topology.trainer.ranks,
                 build="patchkit.parity.demo:build_trainer",
                 options=TrainerSettings(
                     model=self.model,
                     attention=settings.attention,
                     checkpointing=settings.checkpointing,
                 ),
-                environment={"OMP_NUM_THREADS": "1", "PATCHKIT_ENABLE": ""},
+                environment=trainers,
             )
-        )
-        engine_settings = engines.EngineSettings(
-            model=self.model,
-            tensor_parallel_size=settings.tensor_parallel_size,
-            seed=settings.seed,
         )
         self.scorer = None
         if settings.stock:
-            self.scorer = StockScorer(engine_settings, log=self.folder / "stock.log")
+            arguments = engines.engine_arguments(self.profile, self.model, seed=settings.seed)
+            del arguments["weight_transfer_config"]
+            self.scorer = StockScorer(
+                arguments, environment=os.environ, log=self.folder / "stock.log"
+            )
             self._stack.callback(self.scorer.close)
-        tp = settings.tensor_parallel_size
-        with self._timed("start", f"start vLLM (TP {tp}) and FSDP2 ({settings.ranks} ranks)"):
+        ranks = self.profile.content.topology.trainer.ranks
+        with self._timed("start", f"start vLLM (TP {rollout.tensor}) and FSDP2 ({ranks} ranks)"):
             self.engine = engines.RolloutEngine(
-                engine_settings, weight_map=self.adapter.weight_map or ""
+                self.profile,
+                self.model,
+                weight_map=self.adapter.weight_map or "",
+                seed=settings.seed,
+                num_blocks=_PAGES,
             )
             self._stack.callback(self.engine.close)
             self.engine.llm.collective_rpc("patchkit_attest")
             self.result.attestations = collect_attestations(
-                self.folder / "attestations", rollout_processes(tensor_parallel=tp)
+                self.folder / "attestations",
+                rollout_processes(tensor_parallel=rollout.tensor),
+                contract_digest=self.contract.digest,
+                environment=self.contract.environment.compared,
             )
             self.result.manifests = self.trainer.ready()
         self.artifact = Artifact(
-            self._contract(engine_settings),
+            self.contract.as_dict(),
             unreviewed={s for m in self.result.manifests for s in m["unreviewed"]},
         )
         self.artifact.add_attestations(self.result.attestations)
         with self._timed("sync", "compare the weights that both sides hold"):
             self._synced(self.engine.sync.begin(self._receipt(), version=0))
-
-    def _contract(self, engine: engines.EngineSettings) -> dict[str, Any]:
-        """What has to be equal for two runs to be added up."""
-        return {
-            "adapter": self.adapter.name,
-            "profile": self.profile,
-            "model": orjson.loads((self.model / "config.json").read_bytes()),
-            "topology": {
-                "rollout_tp": engine.tensor_parallel_size,
-                "trainer_ranks": self.settings.ranks,
-            },
-            "versions": dict(self.result.attestations[0].manifest["versions"]),
-            "trainer_versions": dict(self.result.manifests[0]["versions"]),
-            "engine": {k: v for k, v in engines.engine_arguments(engine).items() if k != "model"},
-            "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 0},
-            "environment": engines.environment(engine.tensor_parallel_size),
-        }
 
     # -- phases ---------------------------------------------------------------------------
 
@@ -368,16 +294,3 @@ def _by_sequence(shares: Sequence[Sequence[Any]]) -> list[Any]:
     """Undo the ranks' interleaved shares: sequence i was replayed by rank i modulo ranks."""
     total = sum(len(share) for share in shares)
     return [shares[i % len(shares)][i // len(shares)] for i in range(total)]
-
-
-def new_run_folder(parent: Path) -> Path:
-    """A folder for one run, named by the time; never one that exists."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    for suffix in ("", *(f"-{i}" for i in range(1, 100))):
-        folder = parent / f"{stamp}{suffix}"
-        try:
-            os.makedirs(folder)
-        except FileExistsError:
-            continue
-        return folder
-    raise PatchkitError(f"{parent}: a hundred runs within one second")

@@ -1,52 +1,27 @@
 """The rollout side of the reference loop: a real vLLM engine that samples.
 
-Importing this module imports nothing heavy; the environment of :func:`environment`
-has to stand before vLLM (or torch) is imported, because both read it once.
+Importing this module imports neither torch nor vLLM: the contract's environment and
+that of :func:`environment` have to stand before, because both read it once.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from patchkit.errors import PatchkitError
 from patchkit.parity.workload import Rollout
 from patchkit.runtime.reach import end_canary
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """How the engine is built.
-
-    Attributes:
-        model: Folder with ``config.json`` and weights.
-        tensor_parallel_size: Workers that share each layer.
-        max_model_len: Longest sequence, prompt and sampled tokens together.
-        max_num_batched_tokens: Tokens of one step; longer prompts are chunked.
-        max_num_seqs: Concurrent requests.
-        block_size: Tokens of one page of the KV cache.
-        num_blocks: Pages of the KV cache; few of them force preemptions.
-        seed: The sampler's.
-    """
-
-    model: Path
-    tensor_parallel_size: int = 1
-    max_model_len: int = 320
-    max_num_batched_tokens: int = 64
-    max_num_seqs: int = 16
-    block_size: int = 32
-    num_blocks: int | None = 40
-    seed: int = 0
+if TYPE_CHECKING:
+    from patchkit.runtime.profile import Profile
 
 
 def environment(tensor_parallel_size: int) -> dict[str, str]:
-    """Variables of an engine process on CPU."""
+    """Variables of an engine process on this kind of machine, beside the contract's."""
     variables = {
-        "OMP_NUM_THREADS": "1",
-        "TORCHDYNAMO_DISABLE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         # The engine core runs in this process; tensor-parallel workers have their own.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -62,24 +37,22 @@ def environment(tensor_parallel_size: int) -> dict[str, str]:
     return variables
 
 
-def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
-    """Keyword arguments of ``vllm.LLM`` that both a stock and an exact engine get."""
+def engine_arguments(
+    profile: Profile, model: Path, *, seed: int = 0, num_blocks: int | None = None
+) -> dict[str, Any]:
+    """Keyword arguments of ``vllm.LLM`` for token ids in and out.
+
+    Args:
+        profile: Decides everything that decides bits.
+        model: Folder with the checkpoint.
+        seed: The sampler's.
+        num_blocks: Pages of the KV cache; few of them force preemptions.
+    """
     return {
-        "model": str(settings.model),
+        **profile.engine_arguments(str(model)),
         "skip_tokenizer_init": True,
-        "enforce_eager": True,
-        "dtype": "bfloat16",
-        "tensor_parallel_size": settings.tensor_parallel_size,
-        "max_model_len": settings.max_model_len,
-        "max_num_batched_tokens": settings.max_num_batched_tokens,
-        "max_num_seqs": settings.max_num_seqs,
-        "block_size": settings.block_size,
-        "num_gpu_blocks_override": settings.num_blocks,
-        "enable_prefix_caching": True,
-        "enable_chunked_prefill": True,
-        "logprobs_mode": "raw_logprobs",
-        "generation_config": "vllm",
-        "seed": settings.seed,
+        "num_gpu_blocks_override": num_blocks,
+        "seed": seed,
         "disable_log_stats": False,
     }
 
@@ -110,25 +83,46 @@ class RolloutEngine:
     """One vLLM engine with weight synchronisation.
 
     Args:
-        settings: See :class:`EngineSettings`.
+        profile: What the engine has to be; what was built is compared with it.
+        model: Folder with the checkpoint.
         weight_map: The adapter's weight map, for receipts.
+        seed: The sampler's.
+        num_blocks: Pages of the KV cache; few of them force preemptions.
+
+    Raises:
+        EngineRefusedError: The engine, or one of its workers, is not the profile's.
     """
 
-    def __init__(self, settings: EngineSettings, *, weight_map: str) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        model: Path,
+        *,
+        weight_map: str,
+        seed: int = 0,
+        num_blocks: int | None = None,
+    ) -> None:
         from vllm import LLM
-        from vllm.config import WeightTransferConfig
 
+        from patchkit.runtime.engine_gate import require_engine
         from patchkit.runtime.extension import WORKER_EXTENSION
-        from patchkit.runtime.sync import BACKEND, WeightSync, register_backend
+        from patchkit.runtime.sync import WeightSync, register_backend
 
         register_backend()
-        self.settings = settings
+        self.profile = profile
         self.llm = LLM(
-            **engine_arguments(settings),
+            **engine_arguments(profile, model, seed=seed, num_blocks=num_blocks),
             worker_extension_cls=WORKER_EXTENSION,
-            weight_transfer_config=WeightTransferConfig(backend=BACKEND),
         )
-        self.sync = WeightSync(self.llm, weight_map=weight_map)
+        try:
+            require_engine(self.llm, profile)
+        except BaseException:
+            self.close()
+            raise
+        weights = profile.content.weights
+        self.sync = WeightSync(
+            self.llm, weight_map=weight_map, mode=weights.receipts, caches=weights.caches
+        )
 
     def generate(
         self, prompts: Sequence[Sequence[int]], new_tokens: Sequence[int]
@@ -173,7 +167,7 @@ class RolloutEngine:
             )
             for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True))
         ]
-        limit = self.settings.max_num_batched_tokens
+        limit = self.profile.content.engine.max_num_batched_tokens
         evidence = Evidence(
             chunked_prefills=sum(len(r.prompt) - r.cached_tokens > limit for r in rollouts),
             cached_tokens=sum(r.cached_tokens for r in rollouts),
@@ -186,7 +180,7 @@ class RolloutEngine:
         here = end_canary()
         workers = self.llm.collective_rpc("patchkit_hits")
         # With one worker in this process, both are the same counts.
-        return [here] if self.settings.tensor_parallel_size == 1 else [here, *workers]
+        return [here] if self.profile.content.topology.rollout.ranks == 1 else [here, *workers]
 
     def _preemptions(self) -> int:
         return sum(
@@ -200,20 +194,3 @@ class RolloutEngine:
         core = getattr(self.llm.llm_engine, "engine_core", None)
         if core is not None:
             core.shutdown()
-
-
-def apply(variables: Mapping[str, str]) -> None:
-    """Put variables into this process's environment.
-
-    Raises:
-        PatchkitError: torch was imported already and has read its own.
-    """
-    import sys
-
-    changed = {k: v for k, v in variables.items() if os.environ.get(k) != v}
-    if changed and "torch" in sys.modules:
-        raise PatchkitError(
-            "the engine's environment has to stand before torch is imported; missing: "
-            + ", ".join(f"{k}={v}" for k, v in sorted(changed.items()))
-        )
-    os.environ.update(changed)

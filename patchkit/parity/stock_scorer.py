@@ -11,13 +11,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from patchkit.errors import PatchkitError
-from patchkit.parity.rollout_engine import EngineSettings, engine_arguments, environment
 from patchkit.parity.workload import Rollout
 
 
@@ -25,18 +23,20 @@ class StockScorer:
     """The driver's end.
 
     Args:
-        settings: Of the engines; the model folder is given with every request.
+        arguments: Of ``vllm.LLM``; the model folder is given with every request.
+        environment: Variables of the process, patchkit's taken out.
         log: File that gets the process's standard error.
     """
 
-    def __init__(self, settings: EngineSettings, *, log: Path) -> None:
-        stock = {k: v for k, v in os.environ.items() if not k.startswith("PATCHKIT_")}
+    def __init__(
+        self, arguments: Mapping[str, Any], *, environment: Mapping[str, str], log: Path
+    ) -> None:
         self._log = log
-        self._settings = settings
+        self._arguments = dict(arguments)
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "patchkit.parity.stock_scorer"],
-                env={**stock, **environment(settings.tensor_parallel_size)},
+                env={k: v for k, v in environment.items() if not k.startswith("PATCHKIT_")},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -45,8 +45,7 @@ class StockScorer:
     def send(self, model: Path, rollouts: Sequence[Rollout]) -> None:
         """Ask for the scores of these tokens under this checkpoint."""
         request = {
-            "model": str(model),
-            "tensor_parallel_size": self._settings.tensor_parallel_size,
+            "arguments": {**self._arguments, "model": str(model)},
             "sequences": [[list(r.prompt), list(r.tokens)] for r in rollouts],
         }
         assert self._process.stdin is not None
@@ -105,13 +104,9 @@ def main() -> None:
 
     for line in sys.stdin:
         request = json.loads(line)
-        settings = replace(
-            EngineSettings(model=Path(request["model"]), num_blocks=None),
-            tensor_parallel_size=request["tensor_parallel_size"],
-        )
         # A fresh engine for every checkpoint: on CPU, stock vLLM corrupts expert
         # weights when it reloads them into a running engine.
-        llm = LLM(**engine_arguments(settings))
+        llm = LLM(**request["arguments"])
         answers.write(json.dumps(_score(llm, request["sequences"])) + "\n")
         answers.flush()
         llm.llm_engine.engine_core.shutdown()

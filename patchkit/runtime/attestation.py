@@ -287,7 +287,7 @@ def compare_attestations(
                 _differs(a, "attested more than once", "one process", present[a.process])
             )
         if a.state == "absent":
-            violations.append(_unpatched(a.who, "an active installation", "none"))
+            violations.append(_unpatched(a.who, "an active installation", "absent"))
         elif a.state != "active":
             violations.append(_differs(a, "its installation is not active", "active", a.state))
         if contract_digest is not None and a.contract_digest != contract_digest:
