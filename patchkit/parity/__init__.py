@@ -20,6 +20,7 @@ _EXPORTS = {
     "RankLostError": "gate",
     "SelectedLogprobs": "oracle",
     "compare_logprobs": "metrics",
+    "compare_rows": "metrics",
     "merge_metrics": "metrics",
     "three_way": "oracle",
 }

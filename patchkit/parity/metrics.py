@@ -16,7 +16,7 @@ import torch
 
 from patchkit.errors import Violation
 
-__all__ = ["Mismatch", "ParityMetrics", "compare_logprobs", "merge_metrics"]
+__all__ = ["Mismatch", "ParityMetrics", "compare_logprobs", "compare_rows", "merge_metrics"]
 
 DEFAULT_FIRST = 8
 
@@ -193,6 +193,64 @@ def compare_logprobs(
             for i in worst
         ),
         violations=tuple(violations),
+    )
+
+
+def compare_rows(
+    rollout: torch.Tensor,
+    replay: torch.Tensor,
+    *,
+    positions: torch.Tensor | Sequence[int],
+    sequences: torch.Tensor | Sequence[int] | None = None,
+    first: int = DEFAULT_FIRST,
+    names: tuple[str, str] = ("rollout rows", "replay rows"),
+) -> ParityMetrics:
+    """Compare whole rows over the vocabulary at a sample of positions.
+
+    Stronger than the selected tokens alone: a difference in a logit that was not
+    drawn shows, too. Masked logits (``-inf`` on both sides) belong to no policy that
+    is covered, so they are violations like everything that is not finite.
+
+    Args:
+        rollout: float32 ``[rows, vocabulary]``, logits or log-probabilities.
+        replay: The same of the trainer.
+        positions: Absolute position of each row's token.
+        sequences: Which sequence each row belongs to.
+        first: How many mismatches to describe; their ``token_id`` is the column.
+        names: What the two sides are called in messages.
+
+    Returns:
+        Metrics that count matrix entries as tokens.
+    """
+    if rollout.ndim != 2 or rollout.shape != replay.shape:
+        count = max(rollout.numel(), replay.numel())
+        return ParityMetrics(
+            token_count=count,
+            mismatch_count=count,
+            finite_count=0,
+            violations=(
+                Violation(
+                    subject=f"{names[0]} and {names[1]}",
+                    problem="not the same rows",
+                    expected="two matrices [rows, vocabulary] of one shape",
+                    found=f"{tuple(rollout.shape)} and {tuple(replay.shape)}",
+                    remedy="gather the vocabulary shards, and cut off padding columns",
+                ),
+            ),
+        )
+    rows, width = rollout.shape
+    labels = {"positions": positions, "sequences": sequences}
+    spread = {
+        k: torch.as_tensor(v).repeat_interleave(width) for k, v in labels.items() if v is not None
+    }
+    return compare_logprobs(
+        rollout.reshape(-1),
+        replay.reshape(-1),
+        positions=spread["positions"],
+        sequences=spread.get("sequences"),
+        token_ids=torch.arange(width).repeat(rows),
+        first=first,
+        names=names,
     )
 
 

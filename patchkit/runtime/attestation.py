@@ -34,6 +34,7 @@ __all__ = [
     "compare_attestations",
     "read_attestations",
     "rollout_processes",
+    "trainer_processes",
     "write_attestation",
 ]
 
@@ -220,6 +221,11 @@ def rollout_processes(
     return [
         Process("worker", r) for r in range(tensor_parallel * pipeline_parallel * data_parallel)
     ]
+
+
+def trainer_processes(ranks: int) -> list[Process]:
+    """The trainer's ranks; each calls :func:`attest` with its own installation."""
+    return [Process("trainer", r) for r in range(ranks)]
 
 
 def collect_attestations(

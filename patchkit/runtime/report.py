@@ -11,6 +11,7 @@ from typing import Any
 
 from patchkit.runtime.artifact import (
     BASELINE,
+    BASELINE_ROLLOUT,
     MERGED,
     PHASES,
     REQUIRED,
@@ -226,7 +227,10 @@ def _spread_chart(path: Path, document: Mapping[str, Any]) -> str:
         stock = arrays.get(f"{r['arrays']}/{BASELINE}")
         if stock is None:
             continue
-        for a, b in zip(arrays[f"{r['arrays']}/rollout"], stock, strict=True):
+        reference = arrays.get(f"{r['arrays']}/{BASELINE_ROLLOUT}")
+        if reference is None:
+            reference = arrays[f"{r['arrays']}/rollout"]
+        for a, b in zip(reference, stock, strict=True):
             d = abs(a - b)
             total += 1
             if d == 0:

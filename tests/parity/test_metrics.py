@@ -8,7 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from patchkit.parity.metrics import ParityMetrics, compare_logprobs, merge_metrics  # noqa: E402
+from patchkit.parity.metrics import (  # noqa: E402
+    ParityMetrics,
+    compare_logprobs,
+    compare_rows,
+    merge_metrics,
+)
 
 pytestmark = pytest.mark.stack
 
@@ -92,6 +97,29 @@ def test_every_wrong_label_is_reported():
         vector(-1.0), vector(-1.0), positions=[1, 2], token_ids=[], sequences=[0, 0, 0]
     )
     assert [v.subject for v in m.violations] == ["positions", "token_ids", "sequences"]
+
+
+def test_whole_rows_show_a_logit_that_was_not_drawn():
+    a = torch.randn(3, 7)
+    b = a.clone()
+    b[1, 5] = torch.nextafter(b[1, 5], torch.tensor(9.0))
+    m = compare_rows(a, b, positions=[10, 11, 30], sequences=[0, 0, 4])
+    assert (m.token_count, m.mismatch_count) == (21, 1)
+    (first,) = m.first_mismatches
+    assert (first.sequence, first.position, first.token_id) == (0, 11, 5)
+    assert compare_rows(a, a.clone(), positions=[1, 2, 3]).exact
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (4, 7), (21,)])
+def test_rows_of_another_shape_are_never_equal(shape):
+    m = compare_rows(torch.zeros(3, 7), torch.zeros(*shape), positions=[1, 2, 3])
+    assert not m.exact
+    assert "not the same rows" in m.violations[0].problem
+
+
+def test_rows_with_masked_entries_are_not_exact():
+    a = torch.full((1, 2), -math.inf)
+    assert "not finite" in compare_rows(a, a, positions=[1]).violations[0].problem
 
 
 def test_nothing_compared_is_not_exact():

@@ -17,6 +17,7 @@ from patchkit.runtime.attestation import (
     collect_attestations,
     read_attestations,
     rollout_processes,
+    trainer_processes,
     write_attestation,
 )
 
@@ -126,6 +127,14 @@ def test_a_process_without_an_installation_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATCHKIT_RUN_DIR", str(tmp_path))
     assert attest(role="worker", rank=0)["state"] == "absent"
     assert json.loads(next(tmp_path.iterdir()).read_text())["state"] == "absent"
+
+
+def test_trainer_ranks_attest_like_workers(tmp_path):
+    for rank in range(2):
+        write_attestation(tmp_path, made(rank, role="trainer"))
+    assert len(collect_attestations(tmp_path, trainer_processes(2))) == 2
+    with pytest.raises(AttestationError, match="trainer 2: did not attest"):
+        collect_attestations(tmp_path, trainer_processes(3))
 
 
 def test_a_damaged_installation_does_not_attest(tmp_path, monkeypatch):
