@@ -12,6 +12,7 @@ from importlib import import_module
 # command -> (module in patchkit.cli, one-line help). The module has an `app`,
 # a typer application with the command (or the group of commands) in it.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "check": ("check", "the whole plan of an adapter, against what is installed"),
     "diff": ("diff", "how symbols fare from one version of a package to another"),
     "matrix": ("matrix", "which versions an adapter is ready for"),
     "adapt": ("adapt", "record reviewed digests, propose where moved symbols went"),

@@ -174,7 +174,10 @@ class Installation:
         _clear_caches(patches)
 
     def _settle_state(self) -> None:
-        self._state = "pending" if any(p.pending for p in self._patches) else "active"
+        if self._broken:
+            self._state = "broken"
+        else:
+            self._state = "pending" if any(p.pending for p in self._patches) else "active"
 
     def verify(self) -> None:
         """Compare every slot with the journal, by identity.

@@ -25,6 +25,7 @@ from patchkit.engine._inert import MISSING
 from patchkit.engine._journal import Entry
 from patchkit.engine._late import too_late
 from patchkit.engine._pending import cannot_wait
+from patchkit.engine._report import plan_as_dict
 from patchkit.engine._review import Review
 from patchkit.engine._slots import AttributeSlot, RegistrySlot, Slot
 from patchkit.engine._switch import Switch
@@ -101,6 +102,10 @@ class Plan:
     @property
     def entries(self) -> list[Entry]:
         return [entry for planned in self.patches for entry in planned.entries]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For reading and for JSON: slots, references, violations."""
+        return plan_as_dict(self)
 
 
 references.bookkeeping |= {Target, PlannedPatch, Plan, Built, Pair, Entry, Patch}

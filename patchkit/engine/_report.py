@@ -202,3 +202,39 @@ def _slots(planned: PlannedPatch) -> dict[str, Any]:
         "accepted": list(planned.accepted),
         "pending": planned.pending,
     }
+
+
+def plan_as_dict(plan: Plan) -> dict[str, Any]:
+    """A plan for reading: what would be written where, and what stands against it."""
+    return {
+        "adapter": plan.adapter.name,
+        "side": plan.side,
+        "profile": plan.profile,
+        "versions": dict(sorted(plan.versions.items())),
+        "reviewed": not plan.unreviewed,
+        "unreviewed": dict(sorted(plan.unreviewed.items())),
+        "patches": [_planned_as_dict(planned) for planned in plan.patches],
+        "skipped": [{"symbol": p.identity, "versions": p.versions} for p in plan.skipped],
+        "violations": [violation.as_dict() for violation in plan.violations],
+    }
+
+
+def _planned_as_dict(planned: PlannedPatch) -> dict[str, Any]:
+    patch, target = planned.patch, planned.target
+    chain = inert.layers(target.value) if target is not None else []
+    around = [f for f in chain if target and f is not target.value and f is not target.function]
+    return {
+        "symbol": patch.identity,
+        "action": patch.action,
+        "replacement": patch.replacement_name,
+        "reason": patch.reason,
+        "consequence": patch.consequence,
+        "until": patch.until,
+        "required": patch.required,
+        "kind": target.kind if target is not None else planned.facts and planned.facts.kind,
+        "digest": planned.facts.digest if planned.facts is not None else None,
+        **_slots(planned),
+        "holds": [inert.describe(entry.before) for entry in planned.entries],
+        "layers": [inert.describe(layer) for layer in around],
+        "notes": list(planned.notes),
+    }
