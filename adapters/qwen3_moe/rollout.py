@@ -24,7 +24,7 @@ from patchkit_adapters.qwen3_moe.coverage import TREE_CHUNKS, UncoveredLayerErro
 _DECODE_ELEMENTS = 1 << 22
 
 
-def _refuse_unless(layer: object, **required: tuple[Any, Any]) -> None:
+def _refuse_unless(layer: object, /, **required: tuple[Any, Any]) -> None:
     """Raise when a layer has a feature outside the claim: ``name=(found, expected)``."""
     wrong = {name: pair for name, pair in required.items() if pair[0] != pair[1]}
     if wrong:
