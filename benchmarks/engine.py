@@ -2,8 +2,9 @@
 
     python benchmarks/engine.py [--json] [--check] [--without-stack]
 
-Calls are compared in one run, interleaved, as the best of several rounds:
-absolute numbers mean little between machines, ratios do. ``mpat`` and
+Calls are compared in one run, interleaved, as the best of several rounds, in
+processor time, so that a busy machine does not change the answer: absolute
+numbers mean little between machines, ratios do. ``mpat`` and
 ``gorilla`` are compared where they are installed. With ``--check`` the exit
 code is 1 when a promise is broken: an active *replace* costs no more than its
 replacement, an undone patch no more than the plain function, an installation
@@ -157,7 +158,7 @@ def measure(
     for _ in range(_ROUNDS):
         for label, function in cases.items():
             with contexts[label]() if label in contexts else ExitStack():
-                timer = timeit.Timer("f(1)", globals={"f": function})
+                timer = timeit.Timer("f(1)", timer=time.process_time, globals={"f": function})
                 best[label] = min(best[label], timer.timeit(_CALLS) / _CALLS * 1e9)
     return best
 
@@ -165,11 +166,11 @@ def measure(
 def stack(adapter: str) -> dict[str, Any]:
     """Milliseconds for an adapter of the real stack, with everything it patches imported."""
     try:
-        started = time.perf_counter()
+        started = time.process_time()
         for side in ("rollout", "trainer"):
             for planned in inspect_plan(adapter, side).patches:
                 importlib.import_module(planned.module)
-        importing = time.perf_counter() - started
+        importing = time.process_time() - started
     except ImportError as error:
         print(f"the stack is not installed: left out ({error})", file=sys.stderr)
         return {}
@@ -206,10 +207,10 @@ def stack(adapter: str) -> dict[str, Any]:
 
 
 def timed(work: Callable[[], Any], times: int = 1) -> float:
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(times):
         work()
-    return (time.perf_counter() - started) / times * 1e3
+    return (time.process_time() - started) / times * 1e3
 
 
 def broken_promises(nanoseconds: dict[str, float], milliseconds: dict[str, Any]) -> list[str]:

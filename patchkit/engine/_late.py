@@ -71,8 +71,10 @@ def _suspended(live: Live) -> list[Violation]:
             wanted |= dict.fromkeys(_codes(target), patch)
     if not wanted:
         return []
+    # A suspended frame refers to its function (from 3.11 on) or to its code.
+    keys = [*wanted, *(f for _, target, _ in live for f in inert.layers(target.value))]
     found = []
-    for value in gc.get_objects():
+    for value in gc.get_referrers(*keys):
         names = _SUSPENDED.get(type(value))
         if names is None or getattr(value, names[1]) is None:
             continue

@@ -201,9 +201,9 @@ def scan(olds: Private, owners: Iterable[Any], *, ignored: Iterable[int] = ()) -
     cells = {id(cell) for function in made for cell in function.__closure__ or ()}
     index = _Index(cells.union(ignored))
     index.know(owners)
-    holders = Private(h for h in holders if not index.own(h))
-    index.learn(holders)
     by_id = _ById((id(o), o) for o in olds)
+    holders = Private(h for h in holders if not index.own(h) and id(h) not in by_id)
+    index.learn(holders)
     found = [reference for holder in holders for reference in _inside(holder, by_id, index)]
     index.owners.clear()  # no cycles: garbage would be a holder for the next scan
     return Scan(tuple(found), unseen)

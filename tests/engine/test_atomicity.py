@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from patchkit.engine import _process, install, installations
 from patchkit.engine import _journal as journal
 from patchkit.engine import _pending as pending
+from patchkit.engine import _process, install, installations
 from patchkit.engine._slots import AttributeSlot, CellSlot, DefaultSlot, IndexSlot, ItemSlot
 from patchkit.engine.errors import RollbackError, SlotChangedError
 

@@ -45,9 +45,8 @@ def test_a_patch_on_a_class_nobody_selects_any_more_fails(mk: Toys) -> None:
     up = mk(UP)
     n = up.__name__
     with install(rollout(patch(f"{n}:V1.run", run)), "rollout") as inst:
-        with pytest.raises(NotReachedError) as caught:
-            with inst.canary():
-                assert up.get().run(1) == "v2"
+        with pytest.raises(NotReachedError) as caught, inst.canary():
+            assert up.get().run(1) == "v2"
         text = str(caught.value)
         assert f"{n}:V1.run: was not reached" in text
         assert f"what ran instead: {n}:" in text and "run" in text and "1 calls" in text

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import importlib
 import threading
 from typing import Any
 
 import pytest
-import wrapt
 
-from patchkit.engine import Installation, install
+from patchkit.engine import install
 from patchkit.engine.errors import (
     AlreadyInstalledError,
     PreflightError,
@@ -50,7 +49,9 @@ def test_two_adapters_on_one_symbol_are_refused_unless_ordered(mk: Toys, two: An
     up, a, b = two
     c = rollout(patch(f"{up.__name__}:f", plus("+c"), "wrap"), name="c")
     with install(a, "rollout"):
-        with pytest.raises(PreflightError, match="(?s)another adapter has patched it.*after=.'a',"):
+        with pytest.raises(
+            PreflightError, match=r"(?s)another adapter has patched it.*after=.'a',"
+        ):
             install(c, "rollout")
         with install(b, "rollout"):
             assert up.f() == "old+a+b"
@@ -61,7 +62,7 @@ def test_two_adapters_on_one_symbol_are_refused_unless_ordered(mk: Toys, two: An
 def test_the_lower_one_cannot_be_undone_first(two: Any) -> None:
     up, a, b = two
     lower, upper = install(a, "rollout"), install(b, "rollout")
-    with pytest.raises(UndoRefusedError, match="(?s)adapter 'b'.*uninstall adapter 'b' first"):
+    with pytest.raises(UndoRefusedError, match=r"(?s)adapter 'b'.*uninstall adapter 'b' first"):
         lower.uninstall()
     assert up.f() == "old+a+b", "nothing was undone"
     with pytest.raises(VerificationError, match="adapter 'b'"):
@@ -165,10 +166,10 @@ def test_a_patcher_after_us_is_named_at_verify_and_at_undo(mk: Toys) -> None:
     inst = install(rollout(patch(f"{up.__name__}:f", new)), "rollout")
     mk.made.append("vendor")
     ours, up.f = up.f, elsewhere(mk).plain(up.f)
-    with pytest.raises(VerificationError, match="code of vendor.wrappers"):
+    with pytest.raises(VerificationError, match=r"code of vendor.wrappers"):
         inst.verify()
     assert inst.state == "broken"
-    with pytest.raises(UndoRefusedError, match="code of vendor.wrappers"):
+    with pytest.raises(UndoRefusedError, match=r"code of vendor.wrappers"):
         inst.uninstall()
     top = up.f
     inst.uninstall(leave=(f"{up.__name__}:f",))
@@ -231,7 +232,7 @@ def test_a_method_and_its_super_are_not_both_wrapped(mk: Toys) -> None:
 
     n = up.__name__
     base, sub = patch(f"{n}:M.gen", span, "wrap"), patch(f"{n}:A.gen", span, "wrap")
-    with pytest.raises(PreflightError, match="(?s)wrapped in a base class too.*stacks_on"):
+    with pytest.raises(PreflightError, match=r"(?s)wrapped in a base class too.*stacks_on"):
         install(rollout(base, sub), "rollout")
     knowing = patch(f"{n}:A.gen", span, "wrap", stacks_on=(f"{n}:M.gen",))
     with install(rollout(base, knowing), "rollout"):
@@ -306,17 +307,13 @@ def test_a_suspended_one_is_too_late(mk: Toys, source: str, match: str) -> None:
     adapter = rollout(patch(f"{up.__name__}:f", replacement))
     running = up.f()
     step = running.__anext__() if hasattr(running, "__anext__") else running
-    try:
+    with contextlib.suppress(StopIteration):
         step.send(None)
-    except StopIteration:
-        pass
     with pytest.raises(PreflightError, match=match):
         install(adapter, "rollout")
     end = running.aclose() if hasattr(running, "aclose") else running
-    try:
+    with contextlib.suppress(StopIteration):
         end.send(None) if end is not running else running.close()
-    except StopIteration:
-        pass
     with install(adapter, "rollout"):
         pass
 

@@ -277,7 +277,7 @@ def test_reviewed_digests_gate_the_installation(mk: Toys) -> None:
     with install(drifted, "rollout", accept={symbol: digest}) as inst:
         assert inst.unreviewed == {symbol: digest}
         assert inst.manifest.as_dict()["reviewed"] is False
-    with pytest.raises(PreflightError, match="digest accepted for it .* is another one"):
+    with pytest.raises(PreflightError, match=r"digest accepted for it .* is another one"):
         install(drifted, "rollout", accept={symbol: "1234"})
 
 

@@ -93,7 +93,7 @@ def test_failure_there_undoes_everything_and_raises_out_of_the_import(mk: Toys) 
     adapter = rollout(patch(f"{ready.__name__}:f", new), patch(f"{name}:f", new))
     inst = install(adapter, "rollout")
     assert ready.f() == "new"
-    with pytest.raises(DuringImportError, match="was waiting for .* does not fit it") as caught:
+    with pytest.raises(DuringImportError, match=r"was waiting for .* does not fit it") as caught:
         importlib.import_module(name)
     assert not isinstance(caught.value, ImportError), "`except ImportError` must not swallow it"
     assert ready.f is before

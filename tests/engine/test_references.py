@@ -161,7 +161,7 @@ def test_live_instances_that_bound_the_old_function_are_refused(mk: Toys) -> Non
     up = mk(INSTANCES)
     live = up.Op()
     symbol = f"{up.__name__}:Op.forward_cpu"
-    with pytest.raises(PreflightError, match="(?s)a live instance has bound.*_forward_method"):
+    with pytest.raises(PreflightError, match=r"(?s)a live instance has bound.*_forward_method"):
         install(rollout(patch(symbol, forward)), "rollout")
     assert live() == "old"
 

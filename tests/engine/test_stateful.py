@@ -129,14 +129,14 @@ class Histories(RuleBasedStateMachine):
         for name in names:
             sys.modules.pop(name, None)
             (_folder / f"{name}.py").unlink()
-        if not self.imported:
-            return
 
     # -- the engine's operations ------------------------------------------------
 
     def can_install(self, name: str) -> bool:
         allowed = {"A": {"old"}, "B": {"old", "A"}, "D": {"old"}}[name]
-        return all(self.top[p].mark in allowed for p in self.places[name] if self.live(p))
+        tops = [self.top[place] for place in self.places[name] if self.live(place)]
+        # A dead layer is a leftover that a foreign patcher put back into the slot.
+        return all(top.alive and top.mark in allowed for top in tops)
 
     def live(self, place: str) -> bool:
         return place != "h" or self.imported

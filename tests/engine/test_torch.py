@@ -52,7 +52,7 @@ def test_a_foreign_override_is_refused_before_and_noticed_after() -> None:
     adapter = rollout(patch("torch.ops:aten.mm", ones, "dispatch", key="CPU"))
     foreign = torch.library.Library("aten", "IMPL")
     foreign.impl("mm", lambda self, mat2: self, "CPU")
-    with pytest.raises(PreflightError, match="(?s)somebody else has overridden it.*test_torch"):
+    with pytest.raises(PreflightError, match=r"(?s)somebody else has overridden it.*test_torch"):
         install(adapter, "rollout")
     foreign._destroy()
     inst = install(adapter, "rollout")
@@ -116,7 +116,9 @@ def test_a_patched_function_traces_without_a_break_and_changes_are_noticed(
         assert model(x)[0] == 30
     assert model(x)[0] == 4
     symbol = f"{up.__name__}:Norm.forward"
-    with pytest.raises(PreflightError, match="(?s)live instance has bound.*_torchdynamo_orig_call"):
+    with pytest.raises(
+        PreflightError, match=r"(?s)live instance has bound.*_torchdynamo_orig_call"
+    ):
         install(rollout(patch(symbol, forward)), "rollout")
 
 
