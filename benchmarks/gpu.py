@@ -45,8 +45,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=256, help="each is asked twice")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--updates", type=int, default=2)
-    parser.add_argument("--cache-gib", type=float, default=1.25)
-    parser.add_argument("--seconds", type=float, default=10.0, help="per throughput sample")
+    parser.add_argument("--cache-gib", type=float, default=1.5)
+    parser.add_argument("--seconds", type=float, default=8.0, help="per throughput sample")
     parser.add_argument("--turns", type=int, default=2)
     return parser.parse_args()
 

@@ -6,7 +6,9 @@ import json
 import os
 import pickle
 import random
+import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,20 @@ from benchmarks.gpu_runs.trainer import Trainer
 WEIGHT_MAP = "patchkit_adapters.qwen3_moe.weights:weight_map"
 
 
-def run(
+def run(rank: int, *arguments: Any) -> None:
+    """:func:`_run`, ending the process at once when it fails.
+
+    An ordinary exit would wait for the engine's processes, which wait for work.
+    """
+    try:
+        _run(rank, *arguments)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _run(
     rank: int,
     world: int,
     model: Path,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,9 +145,19 @@ def counters(llm: Any) -> dict[str, float]:
 
 
 def serve(model: Path, kind: str, seed: int) -> None:
-    """Load an engine, then measure on request: ``CONCURRENT SECONDS`` on stdin, JSON on stdout."""
-    import json
+    """:func:`_serve`, ending at once: an ordinary exit would wait for the engine's processes."""
+    code = 1
+    try:
+        _serve(model, kind, seed)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)
 
+
+def _serve(model: Path, kind: str, seed: int) -> None:
+    """Load an engine, then measure on request: ``CONCURRENT SECONDS`` on stdin, JSON on stdout."""
     os.environ.update({"VLLM_ENABLE_V1_MULTIPROCESSING": "1"})
     from vllm import LLM
 
