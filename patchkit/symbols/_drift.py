@@ -276,13 +276,13 @@ class _Comparison:
         if isinstance(self._new, SourceView):
             near = self._new.index_near(symbol, self._hints(symbol, before))
             if near is not None:
-                match = self._in(symbol, record, near, owner)
+                match = self._in(symbol, record, near, owner, self._old_near(symbol, before))
                 if match is not None and match.confidence >= _SURE:
                     return match
                 match = match or replaced_at_uses(symbol, self._old, self._new)
                 if match is not None or self._old.kind != "manifest":
                     return match
-        match = self._in(symbol, record, self._new.index(), owner)
+        match = self._in(symbol, record, self._new.index(), owner, self._old_near(symbol, before))
         return match or replaced_at_uses(symbol, self._old, self._new)
 
     def _with_its_class(
@@ -294,12 +294,20 @@ class _Comparison:
         # Inherited there: the definition is what a patch has to name.
         return Match(symbol=after.defined_at, confidence=confidence, evidence=evidence)
 
-    def _in(self, symbol: str, record: Record, index: Index, owner: Match | None) -> Match | None:
+    def _old_near(self, symbol: str, before: SymbolFacts) -> Index:
+        """The old version by content, as far as it costs little."""
+        near = self._old.index_near(symbol, self._hints(symbol, before))
+        return near if near is not None else self._old.index()
+
+    def _in(
+        self, symbol: str, record: Record, index: Index, owner: Match | None, earlier: Index
+    ) -> Match | None:
         return find_again(
             symbol,
             record,
             index,
             before=_Before(self._old),
+            earlier=earlier,
             moved_owner=owner.symbol if owner else None,
             members=self._old.members(symbol) if record["kind"] == "class" else None,
         )
@@ -355,6 +363,12 @@ class _Before(Mapping[str, Record]):
         if facts is None or facts.defined_at != symbol:
             raise KeyError(symbol)
         return {"body_digest": facts.body_digest}
+
+    def get(self, symbol, default=None):  # type: ignore[no-untyped-def]
+        try:
+            return self[symbol]
+        except KeyError:
+            return default
 
     def __iter__(self):  # type: ignore[no-untyped-def]
         raise NotImplementedError

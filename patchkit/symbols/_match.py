@@ -22,6 +22,7 @@ _TRIVIAL_TOKENS = 9
 _STEP = 6  # hex digits of one item of a sketch
 _COMMON = 400  # an item that more symbols share says nothing
 _LIKELIEST = 25
+_MARGIN = 0.08
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +49,12 @@ class Index:
         self._by_name: dict[str, list[str]] = {}
         self._by_item: dict[str, list[str]] | None = None
         self._members: dict[str, dict[str, Record]] = {}
+        self._by_module: dict[str, list[str]] = {}
+        self._by_word: dict[str, set[str]] | None = None
         for symbol, record in self.records.items():
             self._by_body.setdefault(record["body_digest"], []).append(symbol)
             self._by_name.setdefault(last_name(symbol), []).append(symbol)
+            self._by_module.setdefault(symbol.partition(":")[0], []).append(symbol)
             owner = owner_of(symbol)
             if owner and record["kind"] != "attribute":
                 self._members.setdefault(owner, {})[last_name(symbol)] = record
@@ -82,14 +86,43 @@ class Index:
 
     def alike_in_name(self, symbol: str) -> list[str]:
         """Symbols of the same module, and those whose last name shares its words."""
-        module = symbol.partition(":")[0]
-        near = [s for s in self.records if s.partition(":")[0] == module]
+        if self._by_word is None:
+            self._by_word = {}
+            for name in self._by_name:
+                for word in words(name):
+                    self._by_word.setdefault(word, set()).add(name)
+        near = list(self._by_module.get(symbol.partition(":")[0], ()))
         mine = last_name(symbol)
-        close = [n for n in self._by_name if n != mine and word_likeness(n, mine) >= 0.5]
-        for name in close:
-            if len(self._by_name[name]) <= _LIKELIEST:
+        names: set[str] = set()
+        for word in words(mine):
+            holders = self._by_word.get(word, set())
+            if len(holders) <= _COMMON:
+                names |= holders
+        for name in sorted(names):
+            alike = name != mine and word_likeness(name, mine) >= 0.5
+            if alike and len(self._by_name[name]) <= _LIKELIEST:
                 near += self._by_name[name]
         return near
+
+    def crowd(self, symbol: str, record: Record) -> float:
+        """How much the code of other symbols resembles this one's.
+
+        Code that half a dozen models share in variants does not tell where one of them
+        went: a candidate has to resemble the symbol more than its old neighbours do.
+        """
+        found = 0.0
+        family = _FAMILY.get(record["kind"])
+        for other in self.similar(record):
+            if other == symbol:
+                continue
+            theirs = self.records[other]
+            if _FAMILY.get(theirs["kind"]) == family:
+                found = max(found, similarity(record.get("sketch", ""), theirs.get("sketch", "")))
+        return found
+
+    def twins(self, symbol: str, record: Record) -> list[str]:
+        """Other symbols with the same body."""
+        return [s for s in self.same_body(record) if s != symbol]
 
 
 def _items(sketch: str) -> Iterator[str]:
@@ -124,6 +157,7 @@ def word_likeness(first: str, second: str) -> float:
     return 2 * len(a & b) / (len(a) + len(b))
 
 
+@lru_cache(maxsize=262144)
 def name_likeness(first: str, second: str) -> float:
     """How alike two last names are, from 0 to 1."""
     if first == second:
@@ -138,6 +172,8 @@ def signature_likeness(old: Record, new: Record) -> float | None:
     b = [p[0] for p in new.get("parameters", ()) if p[0] not in ("self", "cls")]
     if not a and not b:
         return None
+    if a == b:
+        return 1.0
     return SequenceMatcher(None, a, b).ratio() * 0.5 + _dice(set(a), set(b)) * 0.5
 
 
@@ -160,6 +196,8 @@ def judge(
     owner_moved: bool = False,
     old_members: Mapping[str, Record] | None = None,
     new_members: Mapping[str, Record] | None = None,
+    crowd: float = 0.0,
+    twins: int = 0,
 ) -> Match | None:
     """Whether `new` is what became of `old`, and how sure that is.
 
@@ -171,12 +209,14 @@ def judge(
         owner_moved: The candidate's class is what became of the old one's class.
         old_members: Of a class, its methods; classes are known by them.
         new_members: The candidate's.
+        crowd: How much the code of its old neighbours resembled it.
+        twins: How many other symbols had its body.
     """
     mine, theirs = _FAMILY.get(old["kind"], ""), _FAMILY.get(new["kind"], "")
     same_name = last_name(old_symbol) == last_name(new_symbol)
     likeness = name_likeness(last_name(old_symbol), last_name(new_symbol))
-    signature = signature_likeness(old, new)
     if mine != theirs:
+        signature = signature_likeness(old, new)
         return _across(old, new, new_symbol, likeness, signature)
     around = _surroundings(old_symbol, new_symbol)
     members = None
@@ -188,6 +228,8 @@ def judge(
             return _value(old, new_symbol, same_name, likeness, around)
         if trivial and not (same_name and (owner_moved or around >= 0.5)):
             return None
+        if twins and not owner_moved and not (same_name and around >= 0.6):
+            return None  # a copy among copies
         if old["digest"] == new["digest"]:
             base, evidence = 0.93, "same body and signature"
         else:
@@ -205,7 +247,14 @@ def judge(
     code = similarity(old.get("sketch", ""), new.get("sketch", ""))
     if members is not None:
         code = members if _trivial(old) else 0.7 * members + 0.3 * code
-    return _alike(new_symbol, code, signature, likeness, around, same_name, owner_moved, trivial)
+    close = same_name and around >= 0.75
+    if not owner_moved and not close and code < crowd + _MARGIN:
+        return None
+    signature = signature_likeness(old, new)
+    free = "." not in old_symbol.partition(":")[2] and "." not in new_symbol.partition(":")[2]
+    return _alike(
+        new_symbol, code, signature, likeness, around, same_name, owner_moved, trivial, free
+    )
 
 
 def _members_alike(old: Mapping[str, Record], new: Mapping[str, Record]) -> float | None:
@@ -234,6 +283,7 @@ def _alike(
     same_name: bool,
     owner_moved: bool,
     trivial: bool,
+    free: bool,
 ) -> Match | None:
     name = 0.7 * likeness + 0.3 * around
     shape = 0.5 if signature is None else signature
@@ -247,10 +297,16 @@ def _alike(
         return Match(
             symbol=symbol, confidence=round(confidence, 2), evidence=f"its class moved; {evidence}"
         )
-    enough = code >= (0.25 if same_name else 0.4) or (same_name and around >= 0.6 and shape >= 0.6)
-    if same_name and not enough and not trivial and around >= 0.3 and shape >= 0.75:
-        # Rewritten, but still asked for by the same name with the same arguments.
-        enough, confidence = True, max(confidence, 0.57)
+    if same_name and free:
+        enough = code >= 0.25 or (around >= 0.6 and shape >= 0.6)
+        if not enough and not trivial and around >= 0.3 and shape >= 0.75:
+            # Rewritten, but still asked for by the same name with the same arguments.
+            enough, confidence = True, max(confidence, 0.57)
+    elif same_name:
+        # `forward` of another class is another thing, unless the code says otherwise.
+        enough = code >= (0.25 if around >= 0.6 else 0.5)
+    else:
+        enough = code >= 0.4
     if trivial and not same_name:
         return None
     if not same_name and likeness < 0.4 and code < 0.6:
@@ -337,6 +393,7 @@ def find_again(
     index: Index,
     *,
     before: Mapping[str, Record],
+    earlier: Index | None = None,
     moved_owner: str | None = None,
     members: Mapping[str, Record] | None = None,
 ) -> Match | None:
@@ -348,6 +405,7 @@ def find_again(
         index: The symbols of the new version.
         before: The symbols of the old version: what was there before, with the same
             content, is no new home unless it is a twin into which this one was merged.
+        earlier: The old version by content, as far as it is at hand.
         moved_owner: Where its class went, if that is known.
         members: Of a class, its methods.
     """
@@ -358,6 +416,12 @@ def find_again(
             match = judge(symbol, old, target, record, owner_moved=True)
             if match is not None:
                 return match
+    crowd = earlier.crowd(symbol, old) if earlier else 0.0
+    twins = len(earlier.twins(symbol, old)) if earlier else 0
+
+    def judged(candidates: Iterable[str]) -> Match | None:
+        return best(_judged(symbol, old, index, before, candidates, members, crowd, twins))
+
     holders = [
         owner_of(found)
         for member in (members or {}).values()
@@ -372,10 +436,7 @@ def find_again(
             *index.similar(old),
         ]
     )
-    match = best(_judged(symbol, old, index, before, candidates, members))
-    if match is None:
-        match = best(_judged(symbol, old, index, before, index.alike_in_name(symbol), members))
-    return match
+    return judged(candidates) or judged(index.alike_in_name(symbol))
 
 
 def _limited(symbols: list[str]) -> list[str]:
@@ -390,9 +451,12 @@ def _judged(
     before: Mapping[str, Record],
     candidates: Iterable[str],
     members: Mapping[str, Record] | None,
+    crowd: float,
+    twins: int,
 ) -> Iterator[Match | None]:
     for candidate in candidates:
         record = index.records[candidate]
+        was = before.get(candidate)
         match = judge(
             symbol,
             old,
@@ -400,13 +464,17 @@ def _judged(
             record,
             old_members=members,
             new_members=index.members(candidate) if members else None,
+            crowd=crowd,
+            # The twin it was merged into does not count against itself.
+            twins=twins - (was is not None and was["body_digest"] == old["body_digest"]),
         )
         if match is None:
             continue
-        earlier = before.get(candidate)
-        if earlier is not None:
-            twin = old["body_digest"] == record["body_digest"] == earlier["body_digest"]
-            if not twin or _trivial(old):
+        if was is not None:
+            # Merged: one of two copies is left. Of many copies none is a new home.
+            twin = old["body_digest"] == record["body_digest"] == was["body_digest"]
+            free = not owner_of(symbol) and last_name(symbol) == last_name(candidate)
+            if not (twin and free) or _trivial(old) or twins > 1:
                 continue
             match = Match(
                 symbol=match.symbol,

@@ -7,17 +7,15 @@ a function that is otherwise much the same.
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from patchkit.symbols._match import Match, last_name, word_likeness
+from patchkit.symbols._module import parse_source
 from patchkit.symbols._normalform import function_body, tokens
 from patchkit.symbols._symbol import Symbol
 from patchkit.symbols._views import SourceView, View
 from patchkit.symbols.errors import SourceUnreadableError
-
-if TYPE_CHECKING:
-    import ast
 
 _MOST_USERS = 40
 
@@ -35,6 +33,8 @@ def replaced_at_uses(symbol: str, old: View, new: View) -> Match | None:
         for before, after in _functions_in_both(module, name.name, old, new):
             users += 1
             votes.update(_came_in(before, after, module, new))
+    for known in [s for s in votes if old.facts(s) is not None]:
+        del votes[known]  # what was there before is no successor
     if not votes:
         return None
     ranked = sorted(
@@ -43,7 +43,7 @@ def replaced_at_uses(symbol: str, old: View, new: View) -> Match | None:
     chosen = ranked[0]
     share = votes[chosen] / users
     likeness = word_likeness(last_name(chosen).lower(), name.name.lower())
-    if share < 0.5 or (users < 2 and likeness < 0.5) or likeness < 0.3:
+    if share < 0.5 or likeness < 0.3 or (users < 2 and likeness < 0.8):
         return None
     return Match(
         symbol=chosen,
@@ -55,19 +55,12 @@ def replaced_at_uses(symbol: str, old: View, new: View) -> Match | None:
 def _users(symbol: Symbol, view: SourceView) -> list[str]:
     """Modules that import the symbol, its own included."""
     found = []
-    wanted = symbol.name.encode()
-    for module, file in view.source.modules().items():
-        try:
-            if wanted not in view.source.text(file):
-                continue
-        except SourceUnreadableError:
-            continue
+    for module in view.holders(symbol.name):
         raw = view.source.raw(module)
         if raw is None:
             continue
-        if module == symbol.module or raw.references.get(symbol.name, "").endswith(
-            f":{symbol.name}"
-        ):
+        taken = raw.references.get(symbol.name, "")
+        if module == symbol.module or taken.endswith(f":{symbol.name}"):
             found.append(module)
         if len(found) >= _MOST_USERS:
             break
@@ -89,10 +82,8 @@ def _functions_in_both(
 
 
 def _functions(module: str, view: SourceView) -> dict[str, list[str]]:
-    import ast
-
-    from patchkit.symbols._module import parse_source
-
+    if module in view.functions:
+        return view.functions[module]
     file = view.source.modules().get(module)
     if file is None:
         return {}
@@ -109,6 +100,7 @@ def _functions(module: str, view: SourceView) -> dict[str, list[str]]:
                 found[prefix + child.name] = tokens(function_body(child.body))
             elif isinstance(child, ast.ClassDef):
                 stack.append((child, f"{prefix}{child.name}."))
+    view.functions[module] = found
     return found
 
 

@@ -144,7 +144,9 @@ class SourceView(View):
         self.kind = source.kind
         self.unreadable = source.unreadable
         self.resolver = Resolver(source)
+        self.functions: dict[str, dict[str, list[str]]] = {}
         self._complete = False
+        self._named: dict[str, list[str]] | None = None
         self._index: Index | None = None
 
     def facts(self, symbol: str) -> SymbolFacts | None:
@@ -157,6 +159,26 @@ class SourceView(View):
         name = Symbol.parse(symbol)
         raw = self.source.raw(name.module)
         return _members(raw.records, f"{name.qualname}.") if raw else {}
+
+    def holders(self, name: str) -> list[str]:
+        """Modules that define or import a name; those that spell it, where not all are read."""
+        if self._complete:
+            if self._named is None:
+                self._named = {}
+                for module in self.source.modules():
+                    raw = self.source.raw(module)
+                    for known in (*raw.references, *raw.records) if raw else ():
+                        self._named.setdefault(known, []).append(module)
+            return self._named.get(name, [])
+        wanted = name.encode()
+        found = []
+        for module, file in self.source.modules().items():
+            try:
+                if wanted in self.source.text(file):
+                    found.append(module)
+            except SourceUnreadableError:
+                continue
+        return found
 
     def read_all(self, progress: Progress | None = None) -> None:
         """Read every module, if that has not happened."""
