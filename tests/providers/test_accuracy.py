@@ -248,3 +248,34 @@ def test_experts():
             gate, up = (w13[expert].double() @ x[t].double()).chunk(2)
             reference[t] += weight * (w2[expert].double() @ (gate * gate.sigmoid() * up))
     within(found, reference, relative=16 * ULP32, absolute=32 * ULP32)
+
+
+# --- what the providers take on trust -----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        (torch.exp, torch.float32),
+        (torch.cos, torch.float32),
+        (torch.sin, torch.float32),
+        (torch.log, torch.float64),
+        (torch.sqrt, torch.float64),
+        (torch.reciprocal, torch.float64),
+    ],
+)
+def test_elementwise_functions_do_not_depend_on_where_a_value_stands(function, dtype):
+    """Vector and scalar code of one library may round differently; here they must not."""
+    x = torch.rand(1 << 15, generator=torch.Generator().manual_seed(0)).to(dtype) * 40
+    x = -x if function is torch.exp else x + 1e-3
+    whole = function(x)
+    for offset in range(0, 33):
+        for length in (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 100, 1000):
+            span = slice(offset, offset + length)
+            assert torch.equal(function(x[span]), whole[span])
+            assert torch.equal(function(x[span].clone()), whole[span])
+    assert torch.equal(function(x[::3]), whole[::3])
+    one_by_one = torch.cat([function(x[i : i + 1].clone()) for i in range(2000)])
+    assert torch.equal(one_by_one, whole[:2000])
+    torch.set_num_threads(2)
+    assert torch.equal(function(x), whole)
