@@ -48,25 +48,6 @@ def said(action: Any) -> str:
     return "nothing was raised"
 
 
-def install_runtime_patches() -> Any:
-    """As an adapter would, with what is installed here as what was reviewed."""
-    from patchkit.engine import Adapter, install
-    from patchkit.runtime.patches import RUNTIME_PATCHES
-    from patchkit.symbols import find_facts
-
-    symbols = {}
-    for p in RUNTIME_PATCHES:
-        facts = find_facts(p.symbol)
-        assert facts is not None
-        symbols[p.symbol] = {facts.digest: ["0.32.0"]}
-    adapter = Adapter(
-        name="runtime_only",
-        rollout=RUNTIME_PATCHES,
-        reviewed={"schema": 1, "symbols": symbols},
-    )
-    return install(adapter, side="rollout")
-
-
 def main(folder: Path, tp: int) -> None:
     import torch
     from safetensors.torch import save_file
@@ -85,8 +66,6 @@ def main(folder: Path, tp: int) -> None:
 
     model = make_tiny_model(folder / "model")
     register_backend()
-    if tp == 1:  # with more, the engine core is another process and needs the plugin for it
-        install_runtime_patches()
     llm = LLM(
         model=str(model),
         skip_tokenizer_init=True,
@@ -149,17 +128,16 @@ def main(folder: Path, tp: int) -> None:
         generate(salt)[0].num_cached_tokens for salt in ("one", "one", "two", "two", "one")
     ]
 
-    if tp == 1:
-        result["refused"] = {
-            str(changes): said(lambda changes=changes: generate(**changes))
-            for changes in (
-                {"temperature": 0.7, "top_p": 0.9},
-                {"min_tokens": 3},
-                {"logit_bias": {7: 1.0}},
-                {"bad_words": []},
-            )
-        }
-        result["still works"] = spans(generate())
+    result["refused"] = {
+        str(changes): said(lambda changes=changes: generate(**changes))
+        for changes in (
+            {"temperature": 0.7, "top_p": 0.9},
+            {"min_tokens": 3},
+            {"logit_bias": {7: 1.0}},
+            {"bad_words": []},
+        )
+    }
+    result["still works"] = spans(generate())
 
     with torch.no_grad():
         for p in hf.parameters():

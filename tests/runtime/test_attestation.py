@@ -53,7 +53,9 @@ def collect(folder, **kwargs):
 
 def test_all_as_expected(tmp_path):
     fill(tmp_path)
-    write_attestation(tmp_path, made(0, role="driver", manifest_digest="other", state="pending"))
+    write_attestation(tmp_path, made(0, role="driver", manifest_digest="other", state="broken"))
+    # The front end's modules are never imported in a worker: nothing there can run unpatched.
+    write_attestation(tmp_path, made(3, state="pending"))
     assert [a.rank for a in collect(tmp_path)] == [0, 1, 2, 3]
 
 
@@ -64,7 +66,8 @@ def test_all_as_expected(tmp_path):
         ({"r1": [made(1, manifest_digest="x")]}, ["worker 1 (pid 101", "manifest differs"]),
         ({"r1": [made(1, contract_digest="x")]}, ["worker 1 (pid 101", "another contract"]),
         ({"r1": [made(1, contract_digest="")]}, ["another contract", "found:    none"]),
-        ({"r3": [made(3, state="pending")]}, ["worker 3", "not active", "pending"]),
+        ({"r3": [made(3, state="broken")]}, ["worker 3", "not active", "broken"]),
+        ({"r3": [made(3, state="undone")]}, ["worker 3", "not active", "undone"]),
         ({"r3": [made(3, state="absent", manifest_digest="")]}, ["worker 3", "absent"]),
         ({"r0": [made(0), made(7)]}, ["worker 7 (pid 107", "nobody expected it"]),
         ({"r0": [made(0), made(0, pid=5)]}, ["worker 0 (pid 5", "more than once"]),

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 pytestmark = [pytest.mark.e2e, pytest.mark.stack]
 
 
-def drive(folder: Path, tp: int = 1, **env: str) -> dict:
+def drive(folder: Path, tp: int = 1, *, script: str = "engine_script.py", **env: str) -> dict:
     pytest.importorskip("vllm")
     run = folder / "attestations"
     run.mkdir()
@@ -35,7 +35,7 @@ def drive(folder: Path, tp: int = 1, **env: str) -> dict:
     }
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PATCHKIT_", "VLLM_"))}
     done = subprocess.run(
-        [sys.executable, str(HERE / "engine_script.py"), str(folder), str(tp)],
+        [sys.executable, str(HERE / script), str(folder), str(tp)],
         env={**clean, **settings, **env},
         capture_output=True,
         text=True,
@@ -54,6 +54,15 @@ def check_updates(result: dict, tp: int) -> None:
     assert result["salts"][1] > 0
     assert result["salts"][2] == 0, "another salt must not hit"
     assert result["salts"][3:] == [result["salts"][1]] * 2
+    refused = result["refused"]
+    both = refused["{'temperature': 0.7, 'top_p': 0.9}"]
+    assert both.startswith("RequestRefusedError")
+    assert "SamplingParams.temperature" in both
+    assert "SamplingParams.top_p" in both
+    assert "SamplingParams.min_tokens" in refused["{'min_tokens': 3}"]
+    assert "SamplingParams.logit_bias" in refused["{'logit_bias': {7: 1.0}}"]
+    assert refused["{'bad_words': []}"] == "nothing was raised"
+    assert result["still works"] == [["0", 0, 8]]
     assert result["receipts"] == workers
     assert result["parameters"] > 20
     assert result["version 1"] == [["1", 0, 8]]
@@ -71,20 +80,11 @@ def test_in_process(tmp_path):
     assert result["attested"] == [["worker", 0, "active"]]
     assert result["files"] == ["driver-0", "worker-0"]
     check_updates(result, 1)
-    refused = result["refused"]
-    both = refused["{'temperature': 0.7, 'top_p': 0.9}"]
-    assert both.startswith("RequestRefusedError")
-    assert "SamplingParams.temperature" in both
-    assert "SamplingParams.top_p" in both
-    assert "SamplingParams.min_tokens" in refused["{'min_tokens': 3}"]
-    assert "SamplingParams.logit_bias" in refused["{'logit_bias': {7: 1.0}}"]
-    assert refused["{'bad_words': []}"] == "nothing was raised"
-    assert result["still works"] == [["0", 0, 8]]
 
 
 def test_two_tensor_parallel_workers(tmp_path):
     result = drive(tmp_path, 2)
-    assert result["attested"] == [["worker", 0, "active"], ["worker", 1, "active"]]
+    assert [a[:2] for a in result["attested"]] == [["worker", 0], ["worker", 1]]
     assert result["files"] == ["driver-0", "engine-core-0", "worker-0", "worker-1"]
     check_updates(result, 2)
 
@@ -94,3 +94,23 @@ def test_a_worker_that_came_up_without_the_plugin_is_refused(tmp_path):
     result = drive(tmp_path, VLLM_PLUGINS="something_else")
     assert "worker 0" in result["attestation"]
     assert "absent" in result["attestation"]
+
+
+def test_the_engine_core_refuses_by_itself_and_its_death_is_bounded(tmp_path):
+    """A front end without patchkit; then the core is killed during an update."""
+    result = drive(
+        tmp_path,
+        script="core_script.py",
+        PATCHKIT_ENABLE="0",
+        VLLM_ENABLE_V1_MULTIPROCESSING="1",
+    )
+    assert result["attested"] == [["pending", True]], "it has no use for the front end's modules"
+    assert result["good"] == ["length", 4]
+    refused = result["refused in the core"]
+    assert refused["outputs"] in ([], [["error", 0]]), refused
+    assert refused["outputs"] or refused["raised"] != "nothing was raised"
+    assert result["again"] == ["length", 4], "one refused request does not hurt the engine"
+    text, seconds = result["killed"]
+    assert text.startswith(("WeightSyncError", "WeightUpdateRefusedError")), text
+    assert seconds < 30
+    assert result["version"] == 0

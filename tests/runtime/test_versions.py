@@ -153,7 +153,7 @@ def test_a_cancel_that_does_nothing_is_told():
     barrier = UpdateBarrier(timeout_s=0.05, cancel=lambda: None, grace_s=0.05)
     release = threading.Event()
     thread = hold(barrier, release)
-    with pytest.raises(BarrierTimeoutError, match="were cancelled, but did not end"):  # noqa: SIM117
+    with pytest.raises(BarrierTimeoutError, match="were cancelled, but did not end"):
         with barrier.update():
             pass
     release.set()
