@@ -17,6 +17,7 @@ from patchkit.symbols._normalform import tokens
 from patchkit.symbols._scan import Progress
 from patchkit.symbols._usage import replaced_at_uses
 from patchkit.symbols._views import ManifestView, SourceView, View
+from patchkit.symbols.errors import SourceUnreadableError
 
 _SURE = 0.8
 
@@ -167,6 +168,7 @@ class _Comparison:
         self._between = between
         self._progress = progress
         self._moved: dict[str, Match | None] = {}
+        self._hinted: dict[str, list[str]] = {}
 
     def run(self, symbols: Iterable[str] | None) -> Drift:
         old, new = self._old, self._new
@@ -274,7 +276,7 @@ class _Comparison:
             if after is not None and after.kind != "attribute":
                 return self._with_its_class(target, before, after, owner)
         if isinstance(self._new, SourceView):
-            near = self._new.index_near(symbol, self._hints(symbol, before))
+            near = self._new.index_near(symbol, lambda: self._hints(symbol, before))
             if near is not None:
                 match = self._in(symbol, record, near, owner, self._old_near(symbol, before))
                 if match is not None and match.confidence >= _SURE:
@@ -296,7 +298,7 @@ class _Comparison:
 
     def _old_near(self, symbol: str, before: SymbolFacts) -> Index:
         """The old version by content, as far as it costs little."""
-        near = self._old.index_near(symbol, self._hints(symbol, before))
+        near = self._old.index_near(symbol, lambda: self._hints(symbol, before))
         return near if near is not None else self._old.index()
 
     def _in(
@@ -343,6 +345,11 @@ class _Comparison:
 
     def _hints(self, symbol: str, before: SymbolFacts) -> list[str]:
         """Long identifiers of the old code, by which its new file can be told."""
+        if symbol not in self._hinted:
+            self._hinted[symbol] = self._identifiers(before)
+        return self._hinted[symbol]
+
+    def _identifiers(self, before: SymbolFacts) -> list[str]:
         found = {p.name for p in before.parameters}
         if isinstance(self._old, SourceView):
             node = definition(self._old, before)
@@ -379,10 +386,12 @@ class _Before(Mapping[str, Record]):
 
 def definition(view: SourceView, facts: SymbolFacts) -> Any:
     """The syntax tree of a definition, None where it cannot be had."""
-    try:
-        tree = parse_source(view.source.text(facts.file), facts.file)
-    except (KeyError, OSError):
-        return None
+    if facts.file not in view.trees:
+        try:
+            view.trees[facts.file] = parse_source(view.source.text(facts.file), facts.file)
+        except (SourceUnreadableError, KeyError):
+            return None
+    tree = view.trees[facts.file]
     for node in ast.walk(tree):
         if getattr(node, "lineno", None) == facts.line and isinstance(
             node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)

@@ -6,7 +6,8 @@ of selected symbols knows no others), how it is asked does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import ast
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from patchkit.symbols._facts import Record, SymbolFacts, facts_of
@@ -56,7 +57,7 @@ class View:
         """All of it, by content."""
         raise NotImplementedError
 
-    def index_near(self, symbol: str, hints: Iterable[str]) -> Index | None:
+    def index_near(self, symbol: str, hints: Callable[[], Iterable[str]]) -> Index | None:
         """A part in which a lost symbol is likely to be, None where there is no such part."""
         return None
 
@@ -144,6 +145,7 @@ class SourceView(View):
         self.kind = source.kind
         self.unreadable = source.unreadable
         self.resolver = Resolver(source)
+        self.trees: dict[str, ast.Module] = {}
         self.functions: dict[str, dict[str, list[str]]] = {}
         self._complete = False
         self._named: dict[str, list[str]] | None = None
@@ -205,13 +207,13 @@ class SourceView(View):
                     found[f"{module}:{name}"] = record
         return found
 
-    def index_near(self, symbol: str, hints: Iterable[str]) -> Index | None:
+    def index_near(self, symbol: str, hints: Callable[[], Iterable[str]]) -> Index | None:
         """The modules that define the name, or hold most of the rarest of `hints`."""
         if self._complete:
             return None
         name = last_name(symbol).encode()
         definitions = (b"def " + name + b"(", b"class " + name, name + b" =", name + b":")
-        rare = [h.encode() for h in hints]
+        rare = [h.encode() for h in hints()]
         holders: dict[bytes, set[str]] = {h: set() for h in rare}
         chosen = {symbol.partition(":")[0]} & set(self.source.modules())
         for module, file in self.source.modules().items():
