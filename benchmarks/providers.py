@@ -195,20 +195,20 @@ def cases(only: list[str]) -> Iterator[tuple[str, str, Callable[[], dict]]]:
             yield "experts", f"8 of 128, M={rows}", lambda m=rows: expert_case(weights, m)
 
 
-def show(console: Console, timings: list[Timing], threads: int) -> None:
+def show(timings: list[Timing], threads: int) -> None:
     table = Table(title=f"milliseconds, best of several, {threads} threads")
     table.add_column("operator")
     table.add_column("case", no_wrap=True)
     for name in IMPLEMENTATIONS:
         table.add_column(name, justify="right")
-    table.add_column("tree / exact", justify="right")
+    table.add_column("tree/exact", justify="right")
     rows: dict[tuple[str, str], dict[str, float]] = {}
     for timing in timings:
         rows.setdefault((timing.operator, timing.case), {})[timing.implementation] = timing.best_ms
     for (operator, case), best in rows.items():
         columns = [f"{best[name]:.2f}" for name in IMPLEMENTATIONS]
         table.add_row(operator, case, *columns, f"{best['tree'] / best['exact']:.1f}")
-    console.print(table)
+    Console(width=100).print(table)
 
 
 def main(
@@ -237,7 +237,7 @@ def main(
                     )
                 )  # fmt: skip
             console.print(f"[dim]{operator}, {case}[/dim]")
-    show(console, timings, threads)
+    show(timings, threads)
     if json_path is not None:
         document = {
             "machine": platform.processor() or platform.machine(),

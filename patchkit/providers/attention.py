@@ -30,7 +30,7 @@ _VALUE_BITS = 15
 # Scores held at a time, and keys pre-rounded at a time, in elements. Rows and
 # sequences are independent, so these bound memory, and keep short sequences in
 # the cache, without a say in any bit.
-_BLOCK_ELEMENTS = 1 << 23
+_BLOCK_ELEMENTS = 1 << 19
 _BLOCK_KEYS = 1 << 18
 
 
