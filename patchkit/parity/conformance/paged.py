@@ -157,7 +157,8 @@ class PagedOperator:
     def cached_prompts(self) -> Iterator[Trial]:
         """The whole prompt is in the cache; only its last tokens are asked for again."""
         for tokens in (1, 2, 5):
-            rows, start = [], 0
+            rows: list[int] = []
+            start = 0
             for q in self.query:
                 rows += range(start + max(0, len(q) - tokens), start + len(q))
                 start += len(q)
