@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, NamedTuple
 
+from patchkit.engine import _detour as detour
 from patchkit.engine import _inert as inert
 from patchkit.engine import _shape as shape
 from patchkit.engine._declare import Patch, Value
@@ -254,7 +255,7 @@ def _function(
         exact = shape.dressed(ours, theirs)
         installed = exact
         if switch is not None and choose is not None:
-            installed = shape.switched(theirs, exact, switch, choose)
+            installed = detour.switched(theirs, exact, switch, choose)
         made[id(theirs)] = (installed, exact)
         return installed
 
@@ -345,16 +346,6 @@ def _same_shape(
                 expected=f"a {kinds[0]}",
                 found=f"a {kinds[1]}",
                 remedy="callers await, iterate or call it: the replacement must be of that kind",
-            )
-        )
-    elif switch is not None and kinds[0] == "async generator function":
-        find.append(
-            violation(
-                patch.symbol,
-                "an async generator cannot be switched",
-                expected="a plain, generator or coroutine function on the trainer side",
-                found=f"an {kinds[0]}",
-                remedy="patch a function that it calls",
             )
         )
 
@@ -457,5 +448,5 @@ def _entry(
     exact = shape.dressed(new, theirs)
     installed = exact
     if switch is not None:
-        installed = shape.switched(theirs, exact, switch, switch.selector())
+        installed = detour.switched(theirs, exact, switch, switch.selector())
     return Built(installed, (), exact)

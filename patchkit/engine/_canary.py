@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from patchkit.engine import _detour as detour
 from patchkit.engine import _inert as inert
 from patchkit.engine import _process as process
 from patchkit.engine import _shape as shape
@@ -89,7 +90,7 @@ class Canary:
         space = inert.namespace(sys.modules[__name__])
         space[names[0]] = _ticker(ticks)
         space[names[1]] = shape.twin(function)
-        code = shape.rerouted(function, __name__, *names)
+        code = detour.rerouted(function, __name__, *names)
         count = _Count(planned.patch.identity, function, function.__code__, names, ticks)
         self._counts.append(count)
         function.__code__ = code

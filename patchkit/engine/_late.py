@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from types import AsyncGeneratorType, CodeType, CoroutineType, FunctionType, GeneratorType
 from typing import Any
@@ -11,6 +10,7 @@ from patchkit.engine import _inert as inert
 from patchkit.engine import _shape as shape
 from patchkit.engine._declare import FROZEN, Patch
 from patchkit.engine._frozen import frozen_objects
+from patchkit.engine._references import referrers_of
 from patchkit.engine._targets import Target
 from patchkit.engine.errors import violation
 from patchkit.errors import Violation
@@ -74,7 +74,7 @@ def _suspended(live: Live) -> list[Violation]:
     # A suspended frame refers to its function (from 3.11 on) or to its code.
     keys = [*wanted, *(f for _, target, _ in live for f in inert.layers(target.value))]
     found = []
-    for value in gc.get_referrers(*keys):
+    for value in referrers_of(keys):
         names = _SUSPENDED.get(type(value))
         if names is None or getattr(value, names[1]) is None:
             continue
@@ -151,13 +151,13 @@ def _instances(live: Live) -> list[Violation]:
         cls = target.value if target.kind == "class" else target.owner
         if target.kind not in ("class", "cached_property"):
             continue
-        holders = gc.get_referrers(cls)
+        holders = referrers_of([cls])
         instances = [h for h in holders if cls in inert.mro(type(h))]
         if target.kind == "cached_property":
             instances = [
                 h
                 for sub in (cls, *_subclasses(cls))
-                for h in gc.get_referrers(sub)
+                for h in referrers_of([sub])
                 if type(h) is sub and target.attribute in _space(h)
             ]
         if instances:

@@ -15,9 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from types import (
+    AsyncGeneratorType,
     CellType,
+    CoroutineType,
     FrameType,
     FunctionType,
+    GeneratorType,
     GetSetDescriptorType,
     MemberDescriptorType,
     MethodType,
@@ -38,6 +41,7 @@ from patchkit.engine._slots import (
 )
 
 _DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
+_SUSPENDABLE = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _DEPTH = 3  # how far up owners are looked for to find a name
 
 
@@ -81,6 +85,12 @@ bookkeeping: set[type] = {
 }
 
 
+def referrers_of(objects: Iterable[Any]) -> Private:
+    """What refers to any of the objects, but for the argument list of this question."""
+    arguments = tuple(objects)  # passed as it is; from 3.13 on it is among the answers
+    return Private(h for h in gc.get_referrers(*arguments) if h is not arguments)
+
+
 class _Owners(dict[int, Private]):
     """Identity of an object -> those that refer to it."""
 
@@ -107,7 +117,7 @@ class _Index:
         self.owners = _Owners()
 
     def referrers(self, objects: Private) -> Private:
-        return Private(h for h in gc.get_referrers(*objects) if not self.own(h))
+        return Private(h for h in referrers_of(objects) if not self.own(h))
 
     def own(self, holder: Any) -> bool:
         """Whether a holder is a frame or the engine's own."""
@@ -218,7 +228,7 @@ def _walk(olds: Private) -> Private:
     One level into classes, functions and containers: less than the collector shows.
     """
     wanted = set(map(id, olds))
-    found: dict[int, Any] = {id(h): h for h in gc.get_referrers(*olds)}
+    found: dict[int, Any] = {id(h): h for h in referrers_of(olds)}
 
     def look(holder: Any, inside: Iterable[Any]) -> None:
         if any(id(value) in wanted for value in inside):
@@ -299,8 +309,8 @@ def _inside(holder: Any, olds: _ById, index: _Index) -> list[Reference]:
         for base in type.__dict__["__bases__"].__get__(holder):
             if id(base) in olds:
                 add(f"{name}.__bases__", base, None, "subclasses keep their base")
-    elif kind is FunctionType:
-        return found  # its dicts, tuples and cells are holders of their own
+    elif kind is FunctionType or kind in _SUSPENDABLE:
+        return found  # its dicts, tuples and cells are holders of their own; see _late
     elif kind not in _DESCRIPTORS:  # a class's own accessors refer to it
         for held in gc.get_referents(holder):
             if id(held) in olds and not (inert.is_class(held) and type(holder) is held):
@@ -427,7 +437,7 @@ def _unseen(olds: Private) -> tuple[dict[int, int], Private]:
 
 def _count(olds: Private) -> tuple[dict[int, int], Private]:
     seen = dict.fromkeys(map(id, olds), 0)
-    holders = Private(gc.get_referrers(*olds))
+    holders = referrers_of(olds)
     for i in range(len(holders)):
         if id(holders[i]) in seen:  # one old object holds another; now this list holds it too
             seen[id(holders[i])] += 1

@@ -12,8 +12,8 @@ import sys
 import weakref
 from types import FunctionType
 
+from patchkit.engine import _detour as detour
 from patchkit.engine import _inert as inert
-from patchkit.engine import _shape as shape
 
 _numbers = itertools.count(1)
 
@@ -24,4 +24,4 @@ def make_inert(installed: FunctionType, original: FunctionType) -> None:
     # Kept as an attribute of this module for as long as somebody may call the leftover.
     inert.namespace(sys.modules[__name__])[name] = original
     weakref.finalize(installed, inert.namespace(sys.modules[__name__]).pop, name, None)
-    installed.__code__ = shape.rerouted(installed, __name__, "", name)
+    installed.__code__ = detour.rerouted(installed, __name__, "", name)

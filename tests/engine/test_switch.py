@@ -103,6 +103,46 @@ def test_stock_outside_exact_inside_for_every_kind(up: Any, inst: Any) -> None:
     assert everything() == outside
 
 
+def test_async_generators_pass_everything_on(mk: Toys) -> None:
+    up = mk(
+        """
+        async def f(x):
+            try:
+                while True:
+                    try:
+                        x = yield ('old', x)
+                    except KeyError:
+                        x = 'caught'
+            finally:
+                log.append('closed')
+        log = []
+        """
+    )
+
+    async def f(x):
+        async for value in original(x):
+            yield ("new", *value)
+
+    original = up.f
+
+    async def talk(generator: Any) -> list[Any]:
+        heard = [await generator.__anext__(), await generator.asend(2)]
+        heard.append(await generator.athrow(KeyError()))
+        await generator.aclose()
+        return heard
+
+    allowed = patch(f"{up.__name__}:f", f, accepts_unreachable=("*",))
+    with install(trainer(allowed), "trainer"):
+        assert asyncio.run(talk(up.f(1))) == [("old", 1), ("old", 2), ("old", "caught")]
+        assert up.log == ["closed"]
+
+        async def first() -> Any:
+            return await up.f(1).__anext__()
+
+        with exact_context():
+            assert asyncio.run(first()) == ("new", "old", 1)
+
+
 def test_a_raised_exception_leaves_the_context(up: Any, inst: Any) -> None:
     with pytest.raises(ZeroDivisionError), exact_context():
         raise ZeroDivisionError
@@ -206,25 +246,17 @@ def test_leftovers_run_the_original(up: Any, mk: Toys) -> None:
 REFUSED = [
     ("LIMIT", 3, "value", "a value cannot be switched"),
     ("cached", lambda x: 1, "replace", "an answer that is cached cannot be switched"),
-    ("agen", None, "replace", "an async generator cannot be switched"),
     ("K", type("K", (), {}), "replace", "a class can only be replaced by a class, and not"),
 ]
-
-
-async def agen():
-    yield 1
 
 
 @pytest.mark.parametrize(("name", "new", "action", "match"), REFUSED)
 def test_what_cannot_be_switched_is_refused(
     mk: Toys, name: str, new: Any, action: str, match: str
 ) -> None:
-    up = mk(
-        "import functools\nLIMIT = 2\n@functools.cache\ndef cached(x): ...\n"
-        "async def agen():\n    yield 1\nclass K: ...\n"
-    )
+    up = mk("import functools\nLIMIT = 2\n@functools.cache\ndef cached(x): ...\nclass K: ...\n")
     with pytest.raises(PreflightError, match=match):
-        install(trainer(patch(f"{up.__name__}:{name}", new or agen, action)), "trainer")
+        install(trainer(patch(f"{up.__name__}:{name}", new, action)), "trainer")
 
 
 def test_which_installation_is_meant(mk: Toys) -> None:
