@@ -39,8 +39,13 @@ __all__ = [
 class RequestRefusedError(ViolationsError, ValueError):
     """A request that the claim does not cover.
 
-    Also a ``ValueError``: vLLM's server answers those with a client error.
+    Also a ``ValueError``, and where vLLM has a class of its own for mistakes of the
+    client, what the front end raises is one of those, too: so a server answers with
+    a client error and the list, not with an internal error and nothing.
     """
+
+    def __reduce__(self) -> Any:
+        return RequestRefusedError, (self.headline, self.violations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,10 +369,26 @@ def guard_front_end(original: Callable[[Any], None]) -> Callable[[Any], None]:
     """Wrap ``InputProcessor.assign_request_id``: every finished request passes it."""
 
     def assign_request_id(request: Any) -> None:
-        admit(request)
+        try:
+            admit(request)
+        except RequestRefusedError as e:
+            raise _client_error()(e.headline, e.violations) from None
         return original(request)
 
     return assign_request_id
+
+
+@lru_cache(maxsize=1)
+def _client_error() -> type[RequestRefusedError]:
+    """Our refusal as vLLM's own kind of client error, where it has one."""
+    from vllm import exceptions
+
+    base = getattr(exceptions, "VLLMValidationError", None)
+    if base is None or issubclass(base, ValueError):
+        return RequestRefusedError  # versions that look for ValueError
+    return type(
+        "RequestRefusedError", (RequestRefusedError, base), {"parameter": None, "value": None}
+    )
 
 
 def guard_engine_core(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -204,6 +205,7 @@ def test_greedy_is_a_smoke_policy_and_never_on_policy():
 
 def test_both_guards_refuse_before_the_original_runs(monkeypatch):
     monkeypatch.setattr(admission, "process_gate", lambda: RequestGate(VERSION))
+    monkeypatch.setattr(admission, "_client_error", lambda: RequestRefusedError)
     calls = []
     front = admission.guard_front_end(lambda r: calls.append("front"))
     core = admission.guard_engine_core(lambda self, r: calls.append("core"))
@@ -229,6 +231,21 @@ def test_reading_fields_from_source():
     assert read_fields(source, "A") == ("x",)
     with pytest.raises(LookupError, match="no class B"):
         read_fields(source, "B")
+
+
+@pytest.mark.stack
+def test_the_front_end_raises_vllms_own_kind_of_client_error(monkeypatch):
+    pytest.importorskip("vllm")
+    from vllm.exceptions import VLLMClientError
+
+    monkeypatch.setattr(admission, "process_gate", lambda: RequestGate(VERSION))
+    with pytest.raises(RequestRefusedError) as e:
+        admission.guard_front_end(lambda r: None)(request(params(top_k=5)))
+    assert isinstance(e.value, VLLMClientError)
+    assert "SamplingParams.top_k" in str(e.value)
+    again = pickle.loads(pickle.dumps(e.value))
+    assert type(again) is RequestRefusedError
+    assert str(again) == str(e.value)
 
 
 @pytest.mark.stack
