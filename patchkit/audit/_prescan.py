@@ -1,0 +1,575 @@
+"""Which code is worth walking: a cheap look that may say yes too often, never no."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from patchkit.audit._known import REGISTERING, WRAPPING_CALLS
+
+# Calls that patch, or may: whatever they are given.
+_ALWAYS = frozenset({
+    "exec", "impl", "py_impl", "when_imported", "register_post_import_hook", "curse", "Patch",
+    "patches", "patch_function_wrapper", "apply_patch", "register_patch", "register_patches",
+    "add_patch", "patch_attr", "Library", "custom_op", "triton_op", "register_kernel",
+    "register_autograd", "mc_patchface", *WRAPPING_CALLS,
+})  # fmt: skip
+_SETTERS = frozenset({"setattr", "delattr", "__setattr__", "__delattr__"})
+_CONTAINER_CALLS = frozenset({
+    "update", "setdefault", "insert", "append", "extend", "pop", "__setitem__",
+})  # fmt: skip
+_WRITES = frozenset({"write", "writelines", "write_text", "write_bytes", "copy", "copyfile"})
+# Methods that may give a module, a class, a path or a text of an installed package.
+_GIVING = frozenset({
+    "import_module", "get", "pop", "setdefault", "resolve_name", "getmodule", "locate",
+    "attrgetter", "Library", "find_spec", "read_text", "read", "join", "replace", "getsource",
+    "files", "joinpath", "dirname", "get_class", "resolve", "absolute", "version", "parse",
+    "Version", "split", "partition", "readlines", "sub", "open", "getfile", "getsourcefile",
+})  # fmt: skip
+_MAKING = frozenset({
+    "dict", "list", "set", "tuple", "len", "int", "str", "float", "bool", "sum", "max", "min",
+    "sorted", "range", "isinstance", "deepcopy", "copy", "repr", "id", "abs", "round", "open",
+    "super", "defaultdict", "hasattr", "callable", "issubclass", "hash", "print", "input",
+})  # fmt: skip
+DOORS = frozenset({
+    "worker_process_setup_hook", "worker_process_setup_hooks", "worker_extension_cls",
+    "worker_cls",
+})  # fmt: skip
+# Without one of these no text of an installed file is in reach.
+READS_SOURCE = re.compile(
+    rb"read_text|read_bytes|\.read\b|readlines|getsource|-packages|__file__|find_spec|__path__"
+    rb"|importlib[._]resources|submodule_search|getfile"
+)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_LITERALS = (
+    ast.List, ast.Dict, ast.Set, ast.Tuple, ast.ListComp, ast.DictComp, ast.SetComp,
+    ast.GeneratorExp,
+)  # fmt: skip
+_PLAIN = (ast.Constant, ast.JoinedStr, ast.Compare, ast.UnaryOp)
+
+# What a name may stand for.
+_HARMLESS = 0  # neither a module or class of others, nor anything that holds one
+_HOLDER = 1  # a container made here: writing into it is harmless, its items may not be
+_MAYBE = 2
+
+
+Import = tuple[str, int, str]  # module, level, name ("" for the module itself)
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a look at one function says.
+
+    Attributes:
+        alone: The names on which it depends whether it patches by itself; the empty
+            string where it depends on none.
+        when_called: It may patch what its caller gives it.
+        called: The functions that it calls or hands on.
+        called_with: Those of them that get something that may be foreign, each with
+            the name on which that depends.
+    """
+
+    alone: frozenset[str]
+    when_called: bool
+    called: frozenset[str]
+    called_with: frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class FileLook:
+    """What a look at one file says.
+
+    Attributes:
+        alone: The names on which it depends whether something in it patches.
+        helpers: Functions that may patch what they are given.
+        passing: Functions with parameters, and what they call.
+        called_with: What is called with something that may be foreign, and the name on
+            which that depends.
+        called: Everything that is called or handed on.
+        imports: Local name -> where it may come from: module, level, name.
+        defined: Names that the module itself defines.
+    """
+
+    alone: frozenset[str]
+    helpers: frozenset[str]
+    passing: tuple[tuple[str, frozenset[str]], ...]
+    called_with: frozenset[tuple[str, str]]
+    called: frozenset[str]
+    imports: Mapping[str, frozenset[Import]]
+    defined: frozenset[str]
+
+
+_cache: WeakKeyDictionary[ast.AST, Looked] = WeakKeyDictionary()
+_imports_of: WeakKeyDictionary[ast.AST, list[tuple[str, Import]]] = WeakKeyDictionary()
+
+
+def may_patch(
+    node: ast.AST,
+    helpers: frozenset[str],
+    patching: frozenset[str],
+    possible: Callable[[str], bool],
+) -> bool:
+    """Whether a function may patch.
+
+    Args:
+        node: The function.
+        helpers: Functions that patch what they are given.
+        patching: Functions that patch by themselves, whoever calls them.
+        possible: Whether a name of the file may stand for something foreign.
+    """
+    looked = look(node)
+    return (
+        any(map(possible, looked.alone))
+        or not patching.isdisjoint(looked.called)
+        or any(name in helpers and possible(root) for name, root in looked.called_with)
+    )
+
+
+def may_patch_when_called(node: ast.AST, names: set[str]) -> bool:
+    """Whether a call of the function may patch, given what its parameters stand for."""
+    looked = look(node)
+    return bool(looked.alone) or looked.when_called or not names.isdisjoint(looked.called)
+
+
+def look(
+    node: ast.AST, outside: Mapping[str, int] | None = None, *, reads_source: bool = True
+) -> Looked:
+    """One look at a function, remembered."""
+    known = _cache.get(node)
+    if known is None:
+        seen = _Look(_nodes([node]), outside or {}, reads_source)
+        known = _cache[node] = seen.result()
+        _imports_of[node] = seen.imported
+    return known
+
+
+def look_at_file(tree: ast.Module, source: bytes) -> FileLook:
+    """Look at a module's top and at each of its functions."""
+    functions: list[ast.FunctionDef | ast.AsyncFunctionDef] = []
+    reads_source = READS_SOURCE.search(source) is not None
+    first = _Look(_top(tree, functions), {}, reads_source)
+    for function in functions:
+        first.names.setdefault(function.name, _HARMLESS)
+    top = first.result()
+    looks = [(f, look(f, first.names, reads_source=reads_source)) for f in functions]
+    every = [top, *(found for _, found in looks)]
+    usual = [
+        (f, found)
+        for f, found in looks
+        if not (f.name.startswith("__") and f.name.endswith("__"))
+    ]
+    imports: dict[str, set[Import]] = {}
+    for name, origin in first.imported:
+        imports.setdefault(name, set()).add(origin)
+    for function in functions:
+        for name, origin in _imports_of.pop(function, ()):
+            imports.setdefault(name, set()).add(origin)
+    return FileLook(
+        alone=frozenset().union(*(found.alone for found in every)),
+        helpers=frozenset(f.name for f, found in usual if found.when_called),
+        passing=tuple((f.name, found.called) for f, found in usual if found.called and _named(f)),
+        called_with=frozenset().union(*(found.called_with for found in every)),
+        called=frozenset().union(*(found.called for found in every)),
+        imports={name: frozenset(origins) for name, origins in imports.items()},
+        defined=frozenset(n for n, w in first.names.items() if w == _HARMLESS or w == _HOLDER),
+    )
+
+
+def _top(
+    tree: ast.Module, functions: list[ast.FunctionDef | ast.AsyncFunctionDef]
+) -> list[ast.AST]:
+    """The nodes outside of all functions; the outermost functions go into `functions`."""
+    found: list[ast.AST] = []
+    todo: list[ast.AST] = list(tree.body)
+    index = 0
+    while index < len(todo):
+        node = todo[index]
+        index += 1
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            functions.append(node)
+            todo.extend(node.decorator_list)
+            continue
+        found.append(node)
+        _children(node, todo)
+    return found
+
+
+def _nodes(roots: list[ast.AST]) -> list[ast.AST]:
+    """The nodes and everything in them."""
+    for node in roots:
+        _children(node, roots)
+    return roots
+
+
+def _children(node: ast.AST, into: list[ast.AST]) -> None:
+    for name in node._fields:
+        value = getattr(node, name, None)
+        kind = value.__class__
+        if kind is list:
+            into.extend(v for v in value if isinstance(v, ast.AST))  # type: ignore[union-attr]
+        elif kind not in _LEAVES and isinstance(value, ast.AST):
+            into.append(value)
+
+
+_LEAVES = frozenset({ast.Load, ast.Store, ast.Del, str, int, type(None), ast.Name, ast.Constant})
+
+
+def _named(node: ast.AST) -> set[str]:
+    """The names of a function's parameters, without self and cls."""
+    args = getattr(node, "args", None)
+    if not isinstance(args, ast.arguments):
+        return set()
+    found = {a.arg for a in (*args.posonlyargs, *args.args, *args.kwonlyargs)}
+    for rest in (args.vararg, args.kwarg):
+        if rest is not None:
+            found.add(rest.arg)
+    return found - {"self", "cls"}
+
+
+class _Look:
+    """One look at some nodes: a function with its inner ones, or a module's top."""
+
+    def __init__(
+        self, nodes: list[ast.AST], outside: Mapping[str, int], reads_source: bool
+    ) -> None:
+        self.names: dict[str, int] = {}
+        self._outside = outside
+        self._reads_source = reads_source
+        self._parameters: set[str] = set()
+        self.imported: list[tuple[str, Import]] = []
+        self._derived: dict[str, set[str]] = {}
+        self._alone: set[str] = set()
+        self._when_called = False
+        self._called: set[str] = set()
+        self._called_with: set[tuple[str, str]] = set()
+        self._nodes = nodes
+
+    def result(self) -> Looked:
+        triggers: list[ast.AST] = []
+        for node in self._nodes:
+            kind = node.__class__
+            if kind is ast.Call:
+                triggers.append(node)
+            elif kind is ast.Assign:
+                triggers.append(node)
+                for target in node.targets:  # type: ignore[attr-defined]
+                    self._note(target, node.value)  # type: ignore[attr-defined]
+            elif kind in _NOTED:
+                self._other(node, triggers)
+        for node in triggers:
+            self._trigger(node)
+        return Looked(
+            frozenset(self._alone), self._when_called, frozenset(self._called), frozenset(self._called_with)
+        )
+
+    def _other(self, node: ast.AST, triggers: list[ast.AST]) -> None:
+        if isinstance(node, _FUNCTIONS):
+            self._parameters |= _named(node)
+            if not isinstance(node, ast.Lambda):
+                self.names.setdefault(node.name, _HARMLESS)
+        elif isinstance(node, ast.ClassDef):
+            self.names.setdefault(node.name, _HARMLESS)
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
+            if node.value is not None:
+                self._note(node.target, node.value)
+                triggers.append(node)
+        elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+            self._note_loop(node.target, node.iter)
+        elif isinstance(node, ast.withitem):
+            if node.optional_vars is not None:
+                self._note(node.optional_vars, node.context_expr)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            for alias in node.names:
+                local = alias.asname or alias.name
+                if isinstance(node, ast.Import):
+                    origin: Import = (alias.name, 0, "")
+                    local = alias.asname or alias.name.partition(".")[0]
+                else:
+                    origin = (node.module or "", node.level, alias.name)
+                self.names[local] = _MAYBE
+                self.imported.append((local, origin))
+        elif isinstance(node, ast.Global):
+            for name in node.names:
+                self.names[name] = self._outside.get(name, _MAYBE)
+        elif isinstance(node, ast.keyword):
+            if node.arg in DOORS:
+                self._alone.add("")
+        elif isinstance(node, ast.Dict):
+            if any(isinstance(k, ast.Constant) and k.value in DOORS for k in node.keys):
+                self._alone.add("")
+        else:
+            triggers.append(node)
+
+    # ---- what names may stand for --------------------------------------------------
+
+    def _note(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            parts = getattr(value, "elts", None)
+            for index, element in enumerate(target.elts):
+                whole = parts is not None and len(parts) == len(target.elts)
+                self._note(element, parts[index] if whole else value)  # type: ignore[index]
+        elif isinstance(target, ast.Name):
+            weight = self._weight(value)
+            self.names[target.id] = max(self.names.get(target.id, 0), weight)
+            if weight == _MAYBE:
+                root = _root(value)
+                self._derived.setdefault(target.id, set()).add(
+                    root if root is not None and root != target.id else ""
+                )
+
+    def _note_loop(self, target: ast.expr, iterated: ast.expr) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            for element in target.elts:
+                self._note_loop(element, iterated)
+        elif isinstance(target, ast.Name):
+            weight = _HARMLESS if self._loops_harmlessly(iterated) else _MAYBE
+            self.names[target.id] = max(self.names.get(target.id, 0), weight)
+            if weight == _MAYBE:
+                self._derived.setdefault(target.id, set()).add("")
+
+    def _weight(self, value: ast.expr) -> int:
+        """How much a value may be a module, a class or a container of others."""
+        if isinstance(value, ast.Call):
+            func = value.func
+            if isinstance(func, ast.Attribute):
+                return _MAYBE if func.attr in _GIVING else _HARMLESS
+            if isinstance(func, ast.Name):
+                if func.id in _MAKING:
+                    giving = func.id == "open" and self._reads_source
+                    return _MAYBE if giving else _HOLDER
+                # A class by its spelling: what it makes is an object.
+                return _HARMLESS if func.id.lstrip("_")[:1].isupper() else _MAYBE
+            return _MAYBE
+        if isinstance(value, _LITERALS):
+            return _HOLDER
+        if isinstance(value, ast.BinOp):
+            return _MAYBE if self._reads_source else _HARMLESS
+        return _HARMLESS if isinstance(value, _PLAIN) else _MAYBE
+
+    def _loops_harmlessly(self, iterated: ast.expr) -> bool:
+        if isinstance(iterated, ast.Call):
+            func = iterated.func
+            if isinstance(func, ast.Attribute):
+                if func.attr in ("items", "values", "keys", "copy"):
+                    root = _root(func.value)
+                    if root in self._parameters or root == "self":
+                        return True
+                    return isinstance(func.value, ast.Call)
+                return True
+            if isinstance(func, ast.Name) and func.id in ("range", "open"):
+                return True
+            return isinstance(func, ast.Name) and func.id in ("enumerate", "zip") and all(
+                map(self._loops_harmlessly, iterated.args)
+            )
+        root = _root(iterated)
+        return root == "self" or (root is not None and root in self._parameters)
+
+    def _standing(self, root: str) -> int:
+        known = self.names.get(root)
+        return self._outside.get(root, _MAYBE) if known is None else known
+
+    def _roots(self, name: str) -> set[str]:
+        """The names on which it depends what a name stands for."""
+        found: set[str] = set()
+        todo, seen = [name], {name}
+        while todo:
+            current = todo.pop()
+            derived = self._derived.get(current)
+            if derived is None or any(current == local for local, _ in self.imported):
+                found.add(current if current in self.names or current in self._outside else "")
+                if derived is None:
+                    continue
+            for root in derived:
+                if root not in seen:
+                    seen.add(root)
+                    if root:
+                        todo.append(root)
+                    else:
+                        found.add("")
+        return found
+
+    def _foreign_roots(self, node: ast.expr) -> set[str]:
+        """The names on which it depends whether an argument is something foreign."""
+        if isinstance(node, ast.Constant):
+            dotted = isinstance(node.value, str) and "." in node.value and " " not in node.value
+            return {""} if dotted else set()
+        if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+            return set().union(*map(self._foreign_roots, node.elts))
+        if isinstance(node, ast.Dict):
+            return set().union(*map(self._foreign_roots, node.values))
+        if isinstance(node, ast.Starred):
+            return self._foreign_roots(node.value)
+        if isinstance(node, (ast.Attribute, ast.Name, ast.Subscript)):
+            root = _root(node)
+            if root is None:
+                inner = _innermost(node)
+                return self._foreign_roots(inner) if isinstance(inner, ast.Call) else {""}
+            if root in ("self", "cls") or root in self._parameters:
+                return set()
+            return self._roots(root) if self._standing(root) != _HARMLESS else set()
+        if isinstance(node, ast.Call):
+            return {""} if self._weight(node) == _MAYBE else set()
+        if isinstance(node, (ast.IfExp, ast.BoolOp, ast.JoinedStr)):
+            return {""}
+        return set()
+
+    # ---- triggers ------------------------------------------------------------------
+
+    def _trigger(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Call):
+            self._call(node)
+        elif isinstance(node, (ast.Assign, ast.Delete)):
+            for target in node.targets:
+                self._target(target)
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+            self._target(node.target)
+
+    def _target(self, target: ast.expr) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            for element in target.elts:
+                self._target(element)
+        elif isinstance(target, ast.Attribute):
+            self._write(target.value, special=target.attr == "__class__")
+        elif isinstance(target, ast.Subscript):
+            self._write(target.value, container=True)
+
+    def _write(self, owner: ast.expr, *, special: bool = False, container: bool = False) -> None:
+        root = _root(owner)
+        special = special or _has_special(owner)
+        if root is None:
+            # What a call gives may be a module or a class.
+            inner = _innermost(owner)
+            if not isinstance(inner, ast.Call) or self._weight(inner) == _MAYBE or special:
+                if not isinstance(inner, ast.Constant):
+                    self._alone.add("")
+        elif root in ("self", "cls"):
+            if special or root == "cls":
+                self._when_called = True
+        elif root in self._parameters and root not in self.names:
+            self._when_called = True
+            if special:
+                self._alone.add("")
+        else:
+            standing = self._standing(root)
+            direct = container and isinstance(owner, ast.Name)
+            if standing == _MAYBE or special:
+                self._alone |= self._roots(root)
+            elif standing == _HOLDER and not direct:
+                self._alone.add("")
+
+    def _call(self, node: ast.Call) -> None:
+        func = node.func
+        name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+        if not name:
+            return
+        self._called.add(name)
+        for argument in node.args:
+            # A function that is handed over may be called by whom it is handed to.
+            if isinstance(argument, ast.Name):
+                self._called.add(argument.id)
+        for given in (*node.args, *(k.value for k in node.keywords)):
+            for root in self._foreign_roots(given):
+                self._called_with.add((name, root))
+        if name in _SETTERS:
+            if node.args:
+                self._write(node.args[0])
+        elif name == "patch" or (
+            name in ("object", "dict", "multiple")
+            and isinstance(func, ast.Attribute)
+            and _last(func.value) == "patch"
+        ):
+            self._alone.add("")
+        elif name in _CONTAINER_CALLS:
+            self._container_call(func, node)
+        elif name in _WRITES:
+            if self._reads_source:
+                self._alone.add("")
+        elif REGISTERING.match(name):
+            self._registering(func, node)
+        elif name in _ALWAYS:
+            if name in ("impl", "wrap", "_wrap") and isinstance(func, ast.Attribute):
+                root = _root(func.value)
+                if root in self._parameters:
+                    self._when_called = True
+                    return
+                if root == "self" and name != "impl":
+                    return
+            self._alone.add("")
+        elif name == "setattr" or name in ("setitem",):
+            self._alone.add("")
+
+    def _container_call(self, func: ast.expr, node: ast.Call) -> None:
+        """``CONTAINER.update(…)``: of the containers of others only those in capitals count."""
+        if not isinstance(func, ast.Attribute):
+            return
+        owner = func.value
+        special = _has_special(owner)
+        root = _root(owner)
+        if root in self._parameters:
+            self._when_called = True
+            if not special:
+                return
+        if root == "self" and not special:
+            return
+        if root is not None and not special and self._standing(root) != _MAYBE:
+            return
+        last = _last(owner)
+        stem = last.lstrip("_")
+        if (
+            special
+            or stem.isupper()
+            or "registry" in stem.lower()
+            or "mapping" in stem.lower()
+            or last in ("modules", "environ", "meta_path", "path_hooks")
+            or (isinstance(owner, ast.Name) and owner.id in self.names)
+        ):
+            self._alone |= {""} if root is None or special else self._roots(root)
+
+    def _registering(self, func: ast.expr, node: ast.Call) -> None:
+        if not isinstance(func, ast.Attribute):
+            return
+        root = _root(func.value)
+        if root in ("self", "cls"):
+            return
+        if root in self._parameters:
+            self._when_called = True
+            return
+        if root is None:
+            self._alone.add("")
+        elif self._standing(root) == _MAYBE:
+            self._alone |= self._roots(root)
+
+
+_NOTED = frozenset({
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.AnnAssign, ast.NamedExpr,
+    ast.For, ast.AsyncFor, ast.comprehension, ast.withitem, ast.Import, ast.ImportFrom,
+    ast.Global, ast.keyword, ast.Dict, ast.AugAssign, ast.Delete,
+})  # fmt: skip
+
+
+def _innermost(node: ast.expr) -> ast.expr:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node
+
+
+def _root(node: ast.expr) -> str | None:
+    inner = _innermost(node)
+    return inner.id if isinstance(inner, ast.Name) else None
+
+
+def _last(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _has_special(node: ast.expr) -> bool:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        if isinstance(node, ast.Attribute) and node.attr in ("__class__", "__dict__"):
+            return True
+        node = node.value
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and (
+        node.func.id in ("type", "vars")
+    )

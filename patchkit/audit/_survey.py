@@ -1,0 +1,290 @@
+"""From a folder to everything in it that writes to foreign names."""
+
+from __future__ import annotations
+
+import ast
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+from patchkit.audit._doors import declared_doors
+from patchkit.audit._interpreter import Interpreter
+from patchkit.audit._prescan import FileLook, look_at_file
+from patchkit.audit._project import Project, SourceFile, parse_text
+from patchkit.audit._scopes import ModuleState
+from patchkit.audit._sightings import Findings, Place, Sighting
+from patchkit.audit._values import FilePath, Func, Item, Param, Ref, Result, Unknown, Value
+
+_ROUNDS = 4
+# Below this many files a second process costs more than it brings.
+_WORTH_A_POOL = 300
+_WORKERS = 2
+
+
+class Survey:
+    """One walk through a project.
+
+    Attributes:
+        project: The files.
+        found: What was come upon; sightings of one write are merged.
+    """
+
+    def __init__(self, project: Project, *, workers: int = _WORKERS) -> None:
+        self.project = project
+        self._workers = workers
+        self._interpreter = Interpreter(project)
+        self.found: Findings = self._interpreter.found
+        self._looks: dict[str, FileLook] = {}
+        self._chosen: dict[str, ModuleState] = {}
+        self._possibilities: dict[tuple[str, str], bool] = {}
+
+    def run(self) -> Survey:
+        with _without_collector():
+            self._look()
+            names = self._helpers()
+            self._interpreter.helper_names = set(names)
+            self._choose(
+                lambda file, look: any(self._possible(file, root) for root in look.alone)
+                or any(n in names and self._possible(file, root) for n, root in look.called_with)
+            )
+            self._walk(names, frozenset())
+            self._callers(names)
+        self.found.doors += declared_doors(self.project)
+        self.found.sightings = _merged(self._existing(self.found.sightings))
+        return self
+
+    # ---- choosing --------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Look at every file that may matter, in two processes where it is worth it."""
+        files = self.project.candidates()
+        if self._workers < 2 or len(files) < _WORTH_A_POOL:
+            for file in files:
+                self._note_look(file, _look_at(file.data or b""))
+            return
+        chunks = [files[i : i + 40] for i in range(0, len(files), 40)]
+        with ProcessPoolExecutor(self._workers, mp_context=get_context("fork")) as pool:
+            jobs = pool.map(_look_at_many, [[str(f.path) for f in chunk] for chunk in chunks])
+            for chunk, looks in zip(chunks, jobs, strict=True):
+                for file, seen in zip(chunk, looks, strict=True):
+                    self._note_look(file, seen)
+
+    def _note_look(self, file: SourceFile, seen: FileLook | tuple[str, int]) -> None:
+        if isinstance(seen, FileLook):
+            self._looks[file.relative] = seen
+        else:
+            self.project.note_unreadable(file, *seen)
+
+    def _helpers(self) -> frozenset[str]:
+        """Names of functions that write to what they are given, directly or through others."""
+        names: set[str] = set()
+        for seen in self._looks.values():
+            names |= seen.helpers
+        for _ in range(_ROUNDS):
+            more = {
+                name
+                for seen in self._looks.values()
+                for name, called in seen.passing
+                if name not in names and not names.isdisjoint(called)
+            }
+            if not more:
+                break
+            names |= more
+        # A file without any trigger may still call a helper.
+        self._look_further(names)
+        return frozenset(names)
+
+    def _look_further(self, names: Iterable[str]) -> None:
+        """Look at files without a trigger of their own that mention one of the names."""
+        rest = [f for f in self.project.files if f.relative not in self._looks]
+        for file in self.project.mentioning(names, rest):
+            self._note_look(file, _look_at(file.data or b""))
+
+    def _possible(self, file: SourceFile, root: str, depth: int = 0) -> bool:
+        """Whether a name of a file may stand for something foreign."""
+        if not root or depth > 8:
+            return True
+        key = (file.relative, root)
+        known = self._possibilities.get(key)
+        if known is None:
+            self._possibilities[key] = True  # modules that import a name from each other
+            known = self._possibilities[key] = self._trace(file, root, depth)
+        return known
+
+    def _trace(self, file: SourceFile, root: str, depth: int) -> bool:
+        look = self._looks.get(file.relative)
+        if look is None:
+            seen = _look_at(self.project.text(file))
+            if not isinstance(seen, FileLook):
+                return True
+            look = self._looks[file.relative] = seen
+        origins = look.imports.get(root)
+        if origins is None:
+            return root not in look.defined
+        for module, level, name in origins:
+            if level:
+                parts = file.package.split(".") if file.package else []
+                parts = parts[: len(parts) - level + 1]
+                module = ".".join([*parts, module] if module else parts)
+            own = self.project.find(module, file)
+            if own is None:
+                # A folder without __init__.py, or a name that is made at run time.
+                if not self.project.is_own(module, file) or name == "*":
+                    return True
+                if self.project.find(f"{module}.{name}") is not None:
+                    return True
+                continue
+            if not name or name == "*" or self.project.find(f"{own.module}.{name}") is not None:
+                return True
+            if self._possible(own, name, depth + 1):
+                return True
+        return False
+
+    def _choose(self, wanted: Callable[[SourceFile, FileLook], bool]) -> None:
+        for file in self.project.files:
+            seen = self._looks.get(file.relative)
+            if file.relative not in self._chosen and seen is not None and wanted(file, seen):
+                state = self._interpreter.state_of(file)
+                if state is not None:
+                    self._chosen[file.relative] = state
+
+    # ---- walking ---------------------------------------------------------------------
+
+    def _walk(self, helpers: frozenset[str], patching: frozenset[str]) -> None:
+        for state in list(self._chosen.values()):
+            self._interpreter.walk_module(state)
+        for state in list(self._chosen.values()):
+            file = self.project.by_path[state.path]
+            self._interpreter.walk_functions(
+                state, helpers, patching, lambda root, file=file: self._possible(file, root)  # type: ignore[misc]
+            )
+
+    def _callers(self, helpers: frozenset[str]) -> None:
+        """Walk whatever calls a function that patches: under which tests is it called?"""
+        known: set[str] = set()
+        for _ in range(_ROUNDS):
+            names = frozenset(
+                f.node.name
+                for f in self._patching()
+                if not f.local and not isinstance(f.node, ast.Lambda)
+            )
+            if names <= known:
+                break
+            known |= names
+            self._look_further(names)
+            self._choose(lambda _, look, names=names: not names.isdisjoint(look.called))  # type: ignore[misc]
+            self._walk(helpers, names)
+
+    @property
+    def known_modules(self) -> set[str]:
+        """Foreign names that the project imports as modules."""
+        return self._interpreter.known_modules
+
+    @property
+    def functions(self) -> dict[str, Func]:
+        """The project's functions that were met, by reference."""
+        return {f.reference: f for s in self._chosen.values() for f in s.functions}
+
+    def imports_of(self, module: str) -> None:
+        """Walk a module that was not walked yet, so that what it imports is known."""
+        self._interpreter.module(module)
+
+    def _patching(self) -> list[Func]:
+        """Functions in which a write was seen, and those that call them."""
+        found = {s.function for s in self.found.sightings if s.function is not None}
+        while True:
+            more = {
+                e.caller
+                for e in self.found.edges
+                if e.callee in found and e.caller is not None and e.caller not in found
+            }
+            if not more:
+                return list(found)
+            found |= more
+
+    def _existing(self, sightings: list[Sighting]) -> list[Sighting]:
+        """Without implementations of operators that the project defines itself."""
+        own = self._interpreter.own_namespaces
+        return [
+            s
+            for s in sightings
+            if not (
+                s.action == "dispatch"
+                and isinstance(s.target, Ref)
+                and _namespace(s.target) in own
+            )
+        ]
+
+
+def _namespace(target: Ref) -> str:
+    parts = target.dotted.split(".")
+    return parts[2] if len(parts) > 2 else ""
+
+
+def target_key(target: Ref | Item | FilePath) -> str:
+    """One text per place that is written to."""
+    if isinstance(target, FilePath):
+        return target.relative
+    if isinstance(target, Item):
+        return f"{target.owner.dotted}[]"
+    return target.dotted
+
+
+def _merged(sightings: list[Sighting]) -> list[Sighting]:
+    """One sighting per write and target.
+
+    A helper's write is met twice: in the helper by itself, where the target may be a
+    parameter (then nothing was noted), and for each call. Where the helper alone says
+    what is written to, its calls add nothing but, perhaps, what is written.
+    """
+    alone = {
+        (s.place, target_key(s.target), s.key): s for s in sightings if s.through is None
+    }
+    better: dict[int, Value] = {}
+    kept: dict[tuple[Place, Place | None, str, str | None], Sighting] = {}
+    for sighting in sightings:
+        key = target_key(sighting.target)
+        if sighting.through is not None:
+            twin = alone.get((sighting.through, key, sighting.key))
+            if twin is not None:
+                if _vague(twin.replacement) and not _vague(sighting.replacement):
+                    better[id(twin)] = sighting.replacement
+                continue
+        mark = (sighting.place, None, key, sighting.key)
+        earlier = kept.get(mark)
+        if earlier is None or (_vague(earlier.replacement) and not _vague(sighting.replacement)):
+            kept[mark] = sighting
+    return [
+        replace(s, replacement=better[id(s)]) if id(s) in better else s for s in kept.values()
+    ]
+
+
+def _vague(value: Value) -> bool:
+    return isinstance(value, (Unknown, Param, Result))
+
+
+def _look_at(data: bytes) -> FileLook | tuple[str, int]:
+    """A look at one file, or why there is none."""
+    tree = parse_text(data)
+    return look_at_file(tree, data) if isinstance(tree, ast.Module) else tree
+
+
+def _look_at_many(paths: list[str]) -> list[FileLook | tuple[str, int]]:
+    with _without_collector():
+        return [_look_at(Path(path).read_bytes()) for path in paths]
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Millions of syntax nodes are made and none is garbage: do not look for any."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,384 @@
+"""What a name or an expression of the audited project may stand for.
+
+The audit never runs the project. It follows names through its modules and keeps, for
+each, one of the values below: a place in a foreign package, something the project
+defines itself, a constant, or nothing known.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Union
+
+if TYPE_CHECKING:
+    from patchkit.audit._scopes import ModuleState, Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Nothing is known; `text` is the source, for messages."""
+
+    text: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter of a project function that is looked at without a call."""
+
+    name: str
+    annotation: Value | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A constant."""
+
+    value: str | bytes | int | float | complex | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Seq:
+    """A list, tuple or set whose length is known."""
+
+    items: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """A dict whose keys are known."""
+
+    items: tuple[tuple[Value, Value], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A place in a package that is not the project's.
+
+    Attributes:
+        module: The part of the path that is certainly a module.
+        attrs: The rest: submodules, then names. Where one ends and the other begins
+            is decided later, against the version that is asked about.
+    """
+
+    module: str
+    attrs: tuple[str, ...] = ()
+
+    @property
+    def root(self) -> str:
+        return self.module.partition(".")[0]
+
+    @property
+    def dotted(self) -> str:
+        return ".".join((self.module, *self.attrs))
+
+    def child(self, name: str) -> Ref:
+        return Ref(self.module, (*self.attrs, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An entry of a foreign container."""
+
+    owner: Ref
+    key: Value
+
+
+@dataclass(frozen=True, slots=True)
+class OwnModule:
+    """A module of the project."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Func:
+    """A function of the project, compared by identity.
+
+    Attributes:
+        module: The module that defines it.
+        qualname: Its qualified name.
+        node: Its definition.
+        scope: The scope around it.
+        owner: The class around it, if any.
+        decorators: What its decorators stand for, outermost first.
+    """
+
+    module: ModuleState
+    qualname: str
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    scope: Scope
+    owner: Klass | None = None
+    decorators: tuple[Value, ...] = ()
+
+    @property
+    def reference(self) -> str:
+        return f"{self.module.name}:{self.qualname}"
+
+    @property
+    def local(self) -> bool:
+        """Whether no import can reach it."""
+        return "<locals>" in self.qualname or "<lambda>" in self.qualname
+
+    def last_decorators(self) -> set[str]:
+        return {last_name(d) for d in self.decorators}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Klass:
+    """A class of the project, compared by identity."""
+
+    module: ModuleState
+    qualname: str
+    node: ast.ClassDef
+    scope: Scope
+    bases: tuple[Value, ...] = ()
+
+    @property
+    def reference(self) -> str:
+        return f"{self.module.name}:{self.qualname}"
+
+    @property
+    def local(self) -> bool:
+        return "<locals>" in self.qualname
+
+
+@dataclass(frozen=True, slots=True)
+class Inst:
+    """An instance of a class."""
+
+    cls: Value
+    args: tuple[Value, ...] = ()
+    kwargs: tuple[tuple[str, Value], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A function of the project with its first argument filled in."""
+
+    func: Func
+    self: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a call returned that could not be followed."""
+
+    func: Value
+    args: tuple[Value, ...] = ()
+    kwargs: tuple[tuple[str, Value], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DictOf:
+    """The ``__dict__`` of something."""
+
+    owner: Value
+
+
+@dataclass(frozen=True, slots=True)
+class ClassOf:
+    """The class of an object whose class is not known."""
+
+    owner: Value
+    text: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """The version of a package, as a string, a parsed version or a tuple."""
+
+    package: str
+    form: str = "str"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPart:
+    """Some part of a version: ``.major``, ``[:2]`` …"""
+
+    of: Version
+    part: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedVersion:
+    """``Version("0.30")``."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Specifiers:
+    """``SpecifierSet(">=0.30")``."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FilePath:
+    """A file or folder of an installed package; `parts` are relative to the package."""
+
+    package: str
+    parts: tuple[str, ...] = ()
+
+    @property
+    def relative(self) -> str:
+        return "/".join((self.package, *self.parts))
+
+    def join(self, *more: str) -> FilePath:
+        parts = list(self.parts)
+        for piece in more:
+            for part in piece.replace("\\", "/").split("/"):
+                if part == "..":
+                    if not parts:
+                        return self  # outside of the package: nothing of ours any more
+                    parts.pop()
+                elif part and part != ".":
+                    parts.append(part)
+        return FilePath(self.package, tuple(parts))
+
+    def parent(self) -> FilePath:
+        return FilePath(self.package, self.parts[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One replacement in a text: by a string or by a regular expression."""
+
+    anchor: str
+    replacement: str | None = None
+    regex: bool = False
+    line: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The text of a file of an installed package, or of one function, after edits."""
+
+    origin: FilePath | Ref
+    edits: tuple[Edit, ...] = ()
+    lines: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """An open file of an installed package."""
+
+    path: FilePath
+    writable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cond:
+    """A condition: an operation over values and conditions.
+
+    `op` is a comparison (``==``, ``<`` …, ``in``), ``and``, ``or``, ``not``,
+    ``hasattr``, ``importable``, ``startswith`` or ``contains``.
+    """
+
+    op: str
+    args: tuple[Value, ...]
+    text: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """One of several values, each with the guards under which it was bound."""
+
+    options: tuple[tuple[Value, tuple[Guard, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """One branch of a test in the project's source.
+
+    Attributes:
+        cond: What has to be true.
+        site: Identity of the statement that branches.
+        branch: Which of its branches this is: two branches of one site exclude
+            each other.
+        text: The source of the test.
+        line: Its line.
+        file: Its file.
+    """
+
+    cond: Value = field(compare=False)
+    site: int
+    branch: int
+    text: str = field(compare=False)
+    line: int = field(default=0, compare=False)
+    file: str = field(default="", compare=False)
+    kind: str = field(default="if", compare=False)
+
+    def excludes(self, other: Guard) -> bool:
+        return self.site == other.site and self.branch != other.branch
+
+
+Value = Union[
+    Unknown, Param, Const, Seq, Map, Ref, Item, OwnModule, Func, Klass, Inst, Bound, Result,
+    DictOf, ClassOf, Version, VersionPart, ParsedVersion, Specifiers, FilePath, Source, Handle,
+    Cond, Either,
+]  # fmt: skip
+
+UNKNOWN = Unknown()
+NONE = Const(None)
+
+
+def exclusive(first: tuple[Guard, ...], second: tuple[Guard, ...]) -> bool:
+    """Whether no run can be under both."""
+    return any(a.excludes(b) for a in first for b in second)
+
+
+def options(value: Value) -> list[tuple[Value, tuple[Guard, ...]]]:
+    """The values that `value` may be, flattened."""
+    if isinstance(value, Either):
+        return [
+            (inner, (*guards, *more))
+            for option, guards in value.options
+            for inner, more in options(option)
+        ]
+    return [(value, ())]
+
+
+def either(found: list[tuple[Value, tuple[Guard, ...]]]) -> Value:
+    """One value out of several."""
+    flat: list[tuple[Value, tuple[Guard, ...]]] = []
+    for value, guards in found:
+        for inner, more in options(value):
+            entry = (inner, (*guards, *more))
+            if entry not in flat:
+                flat.append(entry)
+    if not flat:
+        return UNKNOWN
+    if len(flat) == 1 and not flat[0][1]:
+        return flat[0][0]
+    return Either(tuple(flat[:12]))
+
+
+def first_of(value: Value, kind: type) -> Value | None:
+    """The first option that is of a kind."""
+    return next((v for v, _ in options(value) if isinstance(v, kind)), None)
+
+
+def last_name(value: Value) -> str:
+    """The last name of what a value stands for, or the empty string."""
+    if isinstance(value, Ref):
+        return value.attrs[-1] if value.attrs else value.module.rpartition(".")[2]
+    if isinstance(value, (Func, Klass)):
+        return value.qualname.rpartition(".")[2]
+    if isinstance(value, Result):
+        return last_name(value.func)
+    if isinstance(value, Bound):
+        return last_name(value.func)
+    if isinstance(value, Inst):
+        return last_name(value.cls)
+    return ""
+
+
+def constant(value: Value) -> object:
+    """The Python object behind constants and sequences of them; raises ValueError else."""
+    if isinstance(value, Const):
+        return value.value
+    if isinstance(value, Seq):
+        return tuple(constant(v) for v in value.items)
+    raise ValueError("not a constant")
