@@ -20,10 +20,6 @@ from typing import Any
 
 from patchkit.errors import PatchkitError
 
-# A stuck collective must not outlive the driver's patience.
-COLLECTIVE_TIMEOUT_S = 120.0
-
-
 class TrainerGroupError(PatchkitError):
     """At least one rank failed.
 
@@ -55,6 +51,8 @@ class RankSettings:
         build: ``module:qualname`` of a function ``(settings) -> object`` whose
             methods are the commands.
         options: Passed to ``build`` through the settings.
+        collective_timeout_s: How long a rank waits in a collective that another rank
+            has left by an exception. The gate has a bound of its own.
     """
 
     adapter: str
@@ -64,6 +62,7 @@ class RankSettings:
     environment: dict[str, str]
     build: str
     options: Any
+    collective_timeout_s: float
 
 
 class TrainerGroup:
@@ -101,6 +100,7 @@ class TrainerGroup:
         options: Any,
         environment: dict[str, str] | None = None,
         timeout_s: float = 300.0,
+        collective_timeout_s: float = 120.0,
     ) -> TrainerGroup:
         """Start the processes; :meth:`ready` waits until they can work."""
         folder = tempfile.mkdtemp(prefix="patchkit-trainer-")
@@ -113,6 +113,7 @@ class TrainerGroup:
                 environment=environment or {},
                 build=build,
                 options=options,
+                collective_timeout_s=collective_timeout_s,
             ),
             timeout_s=timeout_s,
         )
@@ -260,7 +261,7 @@ def _start_rank(rank: int, settings: RankSettings) -> tuple[Any, Any]:
         store=dist.FileStore(settings.rendezvous, settings.world_size),
         rank=rank,
         world_size=settings.world_size,
-        timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+        timeout=timedelta(seconds=settings.collective_timeout_s),
     )
     worker = resolve_reference(settings.build)(settings, installation)
     return worker, installation.manifest.as_dict()
