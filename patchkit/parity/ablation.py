@@ -20,9 +20,11 @@ from typing import Any
 
 import orjson
 
-from patchkit.engine import Adapter, Patch, find_adapter, resolve_reference
+from patchkit.engine import Adapter, Patch, find_adapter, inspect_plan, resolve_reference
 from patchkit.parity import rollout_engine as engines
 from patchkit.parity.workload import mixed_prompts
+from patchkit.runtime.environment import Environment
+from patchkit.runtime.profile import Profile, load_profile
 
 _SEQUENCES = 12
 _NEW_TOKENS = 36
@@ -61,7 +63,7 @@ Answer = tuple[AblationCase, Sequences | None]
 def without(adapter: Adapter, side: str, symbol: str) -> Adapter:
     """The same adapter with one patch less."""
     kept = tuple(p for p in adapter.patches(side) if p.identity != symbol)
-    return replace(adapter, **{side: kept})
+    return replace(adapter, rollout=kept) if side == "rollout" else replace(adapter, trainer=kept)
 
 
 def ablate(adapter_name: str, profile: str | None = None) -> list[AblationCase]:
@@ -71,9 +73,16 @@ def ablate(adapter_name: str, profile: str | None = None) -> list[AblationCase]:
     """
     adapter = find_adapter(adapter_name)
     chosen = adapter.profile(profile)
-    engines.apply({**engines.environment(1), "PATCHKIT_ENABLE": ""})
-    from patchkit.engine import inspect_plan
-
+    assert adapter.profiles is not None
+    profile_file = load_profile(adapter.profiles / f"{chosen}.toml")
+    Environment(
+        {
+            **engines.environment(1),
+            **profile_file.engine_environment(),
+            # The plugin stays asleep: each case installs its own variant.
+            "PATCHKIT_ENABLE": "",
+        }
+    ).apply()
     rollout = [p.patch for p in inspect_plan(adapter, "rollout", profile=chosen).patches]
     trainer = [p.patch for p in inspect_plan(adapter, "trainer", profile=chosen).patches]
     with tempfile.TemporaryDirectory(prefix="patchkit-ablation-") as folder:
@@ -83,10 +92,10 @@ def ablate(adapter_name: str, profile: str | None = None) -> list[AblationCase]:
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
 
             def run(case: AblationCase, sequences: Sequences | None) -> Answer:
-                return _forked(adapter, case, chosen, model, sequences)
+                return _forked(adapter, case, profile_file, model, sequences)
 
             first = pool.submit(run, AblationCase(symbol="", side=""), None)
-            engines_ = [
+            samplings = [
                 pool.submit(run, AblationCase(symbol=p.identity, side="rollout"), None)
                 for p in _required(rollout)
             ]
@@ -96,7 +105,7 @@ def ablate(adapter_name: str, profile: str | None = None) -> list[AblationCase]:
                 for p in _required(trainer)
                 if sequences
             ]
-            return [complete, *(job.result()[0] for job in (*engines_, *replays))]
+            return [complete, *(job.result()[0] for job in (*samplings, *replays))]
 
 
 def _required(patches: Sequence[Patch]) -> list[Patch]:
@@ -116,7 +125,7 @@ def _import_everything() -> None:
 def _forked(
     adapter: Adapter,
     case: AblationCase,
-    profile: str,
+    profile: Profile,
     model: Path,
     sequences: Sequences | None,
 ) -> Answer:
@@ -151,7 +160,7 @@ def _silence() -> None:
 def _child(
     adapter: Adapter,
     case: AblationCase,
-    profile: str,
+    profile: Profile,
     model: Path,
     sequences: Sequences | None,
 ) -> Answer:
@@ -162,21 +171,21 @@ def _child(
     try:
         # Both sides before the engine: afterwards its objects are frozen, and
         # installing is refused.
-        patchkit.install(adapter=adapter, side="trainer", profile=profile)
+        patchkit.install(adapter=adapter, side="trainer", profile=profile.name)
         if sequences is None:
-            patchkit.install(adapter=adapter, side="rollout", profile=profile)
-            sequences = _sample(model)
+            patchkit.install(adapter=adapter, side="rollout", profile=profile.name)
+            sequences = _sample(profile, model)
         return _replayed(case, resolve_reference(adapter.logprobs), model, sequences), sequences
     except Exception as error:
         return replace(case, error=f"{type(error).__name__}: {error}"[:300]), None
 
 
-def _sample(model: Path) -> Sequences:
+def _sample(profile: Profile, model: Path) -> Sequences:
     """Sample with the engine of this process, patched as it is."""
     from vllm import LLM, SamplingParams
 
     config = orjson.loads((model / "config.json").read_bytes())
-    llm = LLM(**engines.engine_arguments(engines.EngineSettings(model=model)))
+    llm: Any = LLM(**engines.engine_arguments(profile, model, num_blocks=40))
     prompts = mixed_prompts(_SEQUENCES, vocabulary=config["vocab_size"], seed=3, longest=150)
     outputs = llm.generate(
         [{"prompt_token_ids": list(p)} for p in prompts],

@@ -241,7 +241,7 @@ class FSDPTrainer:
         """Write a checkpoint in bf16 that the engine (and a stock one) can load."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-        state = get_model_state_dict(
+        state: dict[str, Any] = get_model_state_dict(
             self.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
         )
         if self.rank == 0:
