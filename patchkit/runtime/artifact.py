@@ -307,6 +307,8 @@ def _reservations(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"UNREVIEWED: {len(unreviewed)} symbol(s) accepted without review"
     if modes := {r["mode"] for run in runs for r in run["refits"]} - {"enforce"}:
         yield f"weight receipts not enforced ({', '.join(sorted(modes))})"
+    if any(r.get("in_flight") for run in runs for r in run["refits"]):
+        yield "NOT ON-POLICY: weights changed under running requests"
     if not all(run["attestations"] for run in runs):
         yield "no process attested what was installed in it"
 

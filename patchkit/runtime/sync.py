@@ -81,6 +81,7 @@ class SyncRecord:
         labels: ``engine``: its outputs carry the version of each token. ``driver``:
             this version of vLLM cannot; the driver knows, as long as it generates
             through an :class:`~patchkit.runtime.versions.UpdateBarrier` or in turns.
+        in_flight: Whether requests went on running across the update.
         trainer: The trainer's receipt, if there was one.
         workers: One receipt per worker.
         received: What each worker read, before loading.
@@ -93,6 +94,7 @@ class SyncRecord:
     mode: Mode
     caches: Caches
     labels: Literal["engine", "driver"] = "engine"
+    in_flight: bool = False
     trainer: Receipt | None = None
     workers: tuple[Receipt, ...] = ()
     received: tuple[Receipt, ...] = ()
@@ -106,6 +108,7 @@ class SyncRecord:
             "mode": self.mode,
             "caches": self.caches,
             "labels": self.labels,
+            "in_flight": self.in_flight,
             "trainer": self.trainer.as_dict() if self.trainer else None,
             "workers": [r.as_dict() for r in self.workers],
             "received": [{"holder": r.holder, "digest": r.digest} for r in self.received],
@@ -148,6 +151,11 @@ class WeightSync:
             it to the caller to give :meth:`salt` with every request, so that no
             entry of another version can be hit and running requests keep theirs.
         state: Shared with the wrapper that generates; a new one if None.
+        in_flight: Requests are paused, kept with their cache, and go on with the new
+            weights. Their tokens come from several versions, so nothing drawn across
+            such an update is on-policy; measure it with
+            :func:`~patchkit.runtime.versions.lag_report`. Needs ``caches="salt"`` and an
+            engine that can pause (:class:`~patchkit.runtime.async_engine.AsyncControl`).
     """
 
     def __init__(
@@ -158,7 +166,14 @@ class WeightSync:
         mode: Mode = "enforce",
         caches: Caches = "reset",
         state: EngineState | None = None,
+        in_flight: bool = False,
     ) -> None:
+        if in_flight and (caches != "salt" or not hasattr(engine, "pause_generation")):
+            raise ConfigurationError(
+                'WeightSync: in_flight=True needs caches="salt" (a reset would throw away what '
+                "running requests need) and an engine with pause_generation and "
+                f"resume_generation; found caches={caches!r} and {type(engine).__name__}"
+            )
         if mode not in get_args(Mode) or caches not in get_args(Caches):
             raise ConfigurationError(
                 f"WeightSync: mode is one of {get_args(Mode)} and caches one of "
@@ -173,6 +188,7 @@ class WeightSync:
         self._weight_map = weight_map or ""
         self.mode: Mode = mode
         self.caches: Caches = caches
+        self.in_flight = in_flight
         self.state = state or EngineState()
 
     @property
@@ -238,7 +254,7 @@ class WeightSync:
         self._refuse_unless_resettable(version)
         previous = self.state.version
         self.state.updating = version
-        with self._poisoning(version, "the update"):
+        with self._poisoning(version, "the update"), self._paused():
             clock = _Clock()
             self._engine.start_weight_update()
             clock("start")
@@ -299,7 +315,7 @@ class WeightSync:
                 trainer.version,
                 remedy="make the receipt after the optimizer step of this version",
             )
-        if self._unfinished():
+        if not self.in_flight and self._unfinished():
             yield _violation(
                 "requests",
                 "some are under way",
@@ -393,6 +409,22 @@ class WeightSync:
         clock("commit")
 
     @contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Freeze running requests; after a failure they are aborted, not resumed."""
+        if not self.in_flight:
+            yield
+            return
+        control: Any = self._engine
+        control.pause_generation(mode="keep", clear_cache=False)
+        try:
+            yield
+        except BaseException:
+            # Nobody knows these weights: not one more token may be drawn from them.
+            control.pause_generation(mode="abort", clear_cache=True)
+            raise
+        control.resume_generation()
+
+    @contextmanager
     def _poisoning(self, version: int, what: str) -> Iterator[None]:
         try:
             yield
@@ -435,6 +467,7 @@ class WeightSync:
             mode=self.mode,
             caches=self.caches,
             labels="engine" if hasattr(self._engine, "update_weight_version") else "driver",
+            in_flight=self.in_flight and previous is not None,
             trainer=trainer,
             workers=tuple(workers),
             received=tuple(received),

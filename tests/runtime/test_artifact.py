@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -133,6 +134,12 @@ def test_not_finite_is_a_mismatch(tmp_path):
 )
 def test_reservations_are_in_the_verdict(tmp_path, kwargs, words):
     assert words in verify_artifact(write(tmp_path, **kwargs)).verdict
+
+
+def test_in_flight_updates_are_never_on_policy(tmp_path):
+    artifact = build(versions=0)
+    artifact.add_refit(dataclasses.replace(refit(0), in_flight=True))
+    assert "NOT ON-POLICY" in verify_artifact(artifact.write(tmp_path / "a.json")).verdict
 
 
 def test_what_a_process_accepted_unreviewed_shows(tmp_path):

@@ -114,3 +114,20 @@ def test_the_engine_core_refuses_by_itself_and_its_death_is_bounded(tmp_path):
     assert text.startswith(("WeightSyncError", "WeightUpdateRefusedError")), text
     assert seconds < 30
     assert result["version"] == 0
+
+
+@pytest.mark.nightly
+def test_weights_that_change_under_running_requests(tmp_path):
+    """The asynchronous engine: in flight, with the lag measured; and with a barrier."""
+    result = drive(tmp_path, script="async_script.py", VLLM_ENABLE_V1_MULTIPROCESSING="1")
+    assert result["unfinished after the update"], "the requests must have been under way"
+    assert result["lengths"] == [600] * 3
+    assert result["versions"] == [[0, 1]] * 3, "each went on with the new weights"
+    assert result["in_flight"] is True
+    assert result["lag"]["on_policy"] is False
+    assert result["lag"]["mixed"] == 3
+    assert result["lag"]["tokens"] == 1800
+    assert 0 < result["lag"]["histogram"]["1"] < 1800
+    assert result["apart"] == [[1]] * 3, "no request saw two versions"
+    assert result["late"] == [2]
+    assert "asyncio.to_thread" in result["own loop"]

@@ -208,6 +208,45 @@ def test_an_engine_without_weight_labels(deliver):
     assert sync.update(1, deliver(1), receipt(1)).version == 1
 
 
+class PausingEngine(Engine):
+    def pause_generation(self, *, mode, clear_cache):
+        self._call(f"pause {mode}")
+
+    def resume_generation(self):
+        self._call("resume")
+
+
+def in_flight(fault: str = "") -> tuple[WeightSync, PausingEngine]:
+    engine = PausingEngine(weights(0))
+    sync = WeightSync(engine, weight_map="m:f", caches="salt", in_flight=True)
+    assert not sync.begin(receipt(0)).in_flight
+    engine.unfinished = True
+    engine.fault = fault
+    return sync, engine
+
+
+def test_requests_may_go_on_across_an_update(deliver):
+    sync, engine = in_flight()
+    assert sync.update(1, deliver(1), receipt(1)).in_flight
+    assert engine.calls[-1] == "resume"
+    assert engine.calls.index("pause keep") < engine.calls.index("start")
+    assert "pause abort" not in engine.calls
+
+
+def test_after_a_failure_they_are_aborted_and_not_resumed(deliver):
+    sync, engine = in_flight("corrupt shard")
+    with pytest.raises(WeightSyncError):
+        sync.update(1, deliver(1), receipt(1))
+    assert engine.calls[-1] == "pause abort"
+    assert "resume" not in engine.calls
+
+
+@pytest.mark.parametrize(("kind", "caches"), [(PausingEngine, "reset"), (Engine, "salt")])
+def test_in_flight_needs_salt_and_an_engine_that_pauses(kind, caches):
+    with pytest.raises(ConfigurationError, match="in_flight"):
+        WeightSync(kind(weights(0)), weight_map="m:f", caches=caches, in_flight=True)
+
+
 def test_an_interrupt_poisons_too(deliver):
     sync, engine = begun()
 
