@@ -159,12 +159,21 @@ class _Index:
             return f"{value.__module__}:{value.__qualname__}"
         return ""
 
-    def path(self, value: Any, depth: int = _DEPTH) -> str:
+    def path(self, value: Any) -> str:
         """A name for a holder, through its owners where it has none itself."""
-        if name := self.named(value):
+        if name := self._path(value, _DEPTH):
             return name
         for owner in self.owners.get(id(value), ()):
-            base = self.path(owner, depth - 1) if depth else ""
+            if type(value) is dict and _is_instance_dict(owner, value):
+                return f"an instance of {inert.class_name(type(owner))}"
+        kind = inert.class_name(type(value))
+        return f"an instance of {kind}" if _has_dict(value) else f"a {type(value).__name__}"
+
+    def _path(self, value: Any, depth: int) -> str:
+        if name := self.named(value):
+            return name
+        for owner in self.owners.get(id(value), ()) if depth else ():
+            base = self._path(owner, depth - 1)
             if not base:
                 continue
             if type(owner) is dict and id(owner) in self.modules:
@@ -173,8 +182,7 @@ class _Index:
             if type(owner) is FunctionType or type(value) is dict:
                 return base
             return f"{base} (in a {type(owner).__name__})"
-        kind = inert.class_name(type(value))
-        return f"an instance of {kind}" if _has_dict(value) else f"a {type(value).__name__}"
+        return ""
 
 
 def _has_dict(value: Any) -> bool:
