@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--updates", type=int, default=2)
     parser.add_argument("--cache-gib", type=float, default=1.5)
     parser.add_argument("--seconds", type=float, default=8.0, help="per throughput sample")
+    parser.add_argument("--turn", type=Path, help="lock file shared by runs on the same GPUs")
     parser.add_argument("--turns", type=int, default=2)
     return parser.parse_args()
 
@@ -108,6 +110,7 @@ def exact(options: argparse.Namespace) -> None:
             world, options.model, options.kind, options.expert_parallel, options.prompts,
             options.tokens, options.updates, options.cache_gib,
             options.out / f"{name_of(options)}.json", f"file://{folder}/store",
+            options.turn,
         ),
         nprocs=world,
     )  # fmt: skip
@@ -224,10 +227,21 @@ def everything(options: argparse.Namespace) -> None:
         done["trainer"] = child(options.out, "trainer", ["trainer"], {}, 240)
         done["throughput"] = child(options.out, "throughput", ["throughput"], {}, 500)
     else:
-        for extra, name in (([], "exact-tp2"), (["--expert-parallel"], "exact-tp2-ep")):
-            done[name] = child(
-                options.out, name, ["exact", "--tensor-parallel", "2", *extra], {}, 420
-            )
+        # Both load at once and take turns: loading is most of a run.
+        turn = ["--turn", str(options.out / ".turn")]
+        with ThreadPoolExecutor() as both:
+            runs = {
+                name: both.submit(
+                    child,
+                    options.out,
+                    name,
+                    ["exact", "--tensor-parallel", "2", *more, *turn],
+                    {},
+                    420,
+                )
+                for name, more in (("exact-tp2", []), ("exact-tp2-ep", ["--expert-parallel"]))
+            }
+        done |= {name: run.result() for name, run in runs.items()}
     (options.out / "parts.json").write_text(json.dumps(done, indent=1))
     print(json.dumps(done))
     table(options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pickle
@@ -46,6 +47,7 @@ def _run(
     cache_gib: float,
     target: Path,
     rendezvous: str,
+    turn: Path | None,
 ) -> None:
     """One rank of the trainer; rank 0 also drives the engine and writes ``target``."""
     import patchkit
@@ -80,6 +82,12 @@ def _run(
     dist.barrier(control)
     trainer = Trainer(model)
     say("trainer is up")
+    if turn is not None and rank == 0:
+        # Held until the process ends: of several runs on these GPUs one samples at a time.
+        lock = open(turn, "w")  # noqa: SIM115
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        say("its turn")
+    dist.barrier(control)
     report: dict[str, Any] = {
         "kind": kind,
         "tensor_parallel": world,
