@@ -185,7 +185,7 @@ def _sample(profile: Profile, model: Path) -> Sequences:
     from vllm import LLM, SamplingParams
 
     config = orjson.loads((model / "config.json").read_bytes())
-    llm: Any = LLM(**engines.engine_arguments(profile, model, num_blocks=40))
+    llm: Any = LLM(**engines.engine_arguments(profile, model, weight_updates=False))
     prompts = mixed_prompts(_SEQUENCES, vocabulary=config["vocab_size"], seed=3, longest=150)
     outputs = llm.generate(
         [{"prompt_token_ids": list(p)} for p in prompts],

@@ -166,8 +166,9 @@ class _Run:
         )
         self.scorer = None
         if settings.stock:
-            arguments = engines.engine_arguments(self.profile, self.model, seed=settings.seed)
-            del arguments["weight_transfer_config"]
+            arguments = engines.engine_arguments(
+                self.profile, self.model, seed=settings.seed, weight_updates=False
+            )
             self.scorer = StockScorer(
                 arguments, environment=os.environ, log=self.folder / "stock.log"
             )

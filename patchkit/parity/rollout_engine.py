@@ -38,7 +38,12 @@ def environment(tensor_parallel_size: int) -> dict[str, str]:
 
 
 def engine_arguments(
-    profile: Profile, model: Path, *, seed: int = 0, num_blocks: int | None = None
+    profile: Profile,
+    model: Path,
+    *,
+    seed: int = 0,
+    num_blocks: int | None = None,
+    weight_updates: bool = True,
 ) -> dict[str, Any]:
     """Keyword arguments of ``vllm.LLM`` for token ids in and out.
 
@@ -47,9 +52,13 @@ def engine_arguments(
         model: Folder with the checkpoint.
         seed: The sampler's.
         num_blocks: Pages of the KV cache; few of them force preemptions.
+        weight_updates: Whether weights will be delivered into the running engine.
     """
+    arguments = profile.engine_arguments(str(model))
+    if not weight_updates:
+        del arguments["weight_transfer_config"]
     return {
-        **profile.engine_arguments(str(model)),
+        **arguments,
         "skip_tokenizer_init": True,
         "num_gpu_blocks_override": num_blocks,
         "seed": seed,
