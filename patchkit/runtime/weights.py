@@ -49,7 +49,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from patchkit.errors import Violation, ViolationsError
 
@@ -606,17 +606,90 @@ def _different(
     )
 
 
-def reduce_receipt(receipt: Receipt, group: Any = None, *, holder: str = "trainer") -> Receipt:
+def reduce_receipt(
+    receipt: Receipt,
+    group: Any = None,
+    *,
+    holder: str = "trainer",
+    method: Literal["sum", "gather"] = "sum",
+) -> Receipt:
     """Combine the receipts of all ranks of a process group, on every rank.
 
-    What travels is one line per piece, never a weight. It grows with ranks times
-    parameters; with more than some hundred ranks, reduce within a node first.
+    Never a weight travels. ``sum`` adds up two integers per parameter with an
+    all-reduce: what each rank sends and holds does not grow with the number of
+    ranks. It needs every element to be on one rank only, as FSDP has it, and
+    notices when that is not so. ``gather`` sends a line per piece to everybody,
+    which grows with ranks times parameters, and treats replicas (HSDP) rightly.
+
+    Raises:
+        ReceiptError: On every rank: the ranks do not hold one model of one version,
+            or, with ``sum``, elements are held more than once or not at all.
     """
+    import torch
     import torch.distributed as dist
 
-    everybody: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everybody, receipt.as_dict(), group=group)
-    return combine_receipts([Receipt.from_dict(d) for d in everybody], holder=holder)
+    if method == "gather":
+        everybody: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(everybody, receipt.as_dict(), group=group)
+        return combine_receipts([Receipt.from_dict(d) for d in everybody], holder=holder)
+
+    names = sorted(receipt.parameters)
+    mine = [receipt.parameters[n] for n in names]
+    text = repr([receipt.version, [(p.name, p.dtype, p.shape) for p in mine]])
+    facts = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    extremes = torch.tensor([facts, -facts], dtype=torch.int64, device=device)
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
+    if int(extremes[0]) != -int(extremes[1]):
+        # Names or versions differ, so there is no common vector to add up; the slow
+        # way says who differs in what.
+        reduce_receipt(receipt, group, holder=holder, method="gather")
+        raise ReceiptError(
+            f"the receipts of {holder} cannot be added up",
+            [
+                Violation(
+                    subject="parameter names",
+                    problem="the ranks do not hold the same ones",
+                    expected="every rank names every parameter, with or without a shard of it",
+                    found=f"{len(names)} on this rank",
+                    remedy="give named_parameters() of the sharded model on every rank",
+                )
+            ],
+        )
+    sums = torch.tensor(
+        [*(_signed(p.digest) for p in mine), *(p.covered for p in mine)],
+        dtype=torch.int64,
+        device=device,
+    )
+    dist.all_reduce(sums, group=group)  # wraps modulo 2**64, as the digests do
+    values = sums.tolist()
+    digests, covered = values[: len(mine)], values[len(mine) :]
+    violations = [
+        Violation(
+            subject=p.name,
+            problem="its elements are not each on exactly one rank",
+            expected=f"{math.prod(p.shape)} elements",
+            found=f"{count} elements over all ranks",
+            remedy='replicas (HSDP) need method="gather"; a shard may be missing otherwise',
+        )
+        for p, count in zip(mine, covered, strict=True)
+        if count != math.prod(p.shape)
+    ]
+    if violations:
+        raise ReceiptError(f"the receipts of {holder} cannot be added up", violations)
+    return Receipt(
+        holder=holder,
+        version=receipt.version,
+        parameters={
+            p.name: ParameterReceipt(
+                name=p.name,
+                dtype=p.dtype,
+                shape=p.shape,
+                pieces=(Piece((0,) * len(p.shape), p.shape, d % 2**64),),
+            )
+            for p, d in zip(mine, digests, strict=True)
+        },
+    )
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

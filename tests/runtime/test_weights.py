@@ -314,25 +314,72 @@ def test_plain_data_and_back():
 # -- FSDP2 shards -------------------------------------------------------------------------
 
 
-def sharded(rank: int) -> list:
+def digests(receipt: Receipt) -> dict[str, list]:
+    return {n: [p.dtype, list(p.shape), p.digest_text] for n, p in receipt.parameters.items()}
+
+
+def said(action) -> str:
+    try:
+        action()
+    except ReceiptError as e:
+        return str(e)
+    return "nothing was raised"
+
+
+def sharded(rank: int) -> dict:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.LayerNorm(7), torch.nn.Linear(7, 1))
-    full = {n: p.detach().clone() for n, p in model.named_parameters()}
-    fully_shard(model, mesh=init_device_mesh("cpu", (3,)))
-    mine = tensors_receipt("rank", model.named_parameters(), dtype=torch.bfloat16, version=4)
-    together = reduce_receipt(mine)
+    def model():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(
+            torch.nn.Linear(5, 7), torch.nn.LayerNorm(7), torch.nn.Linear(7, 1)
+        )
+
+    full = {n: p.detach().clone() for n, p in model().named_parameters()}
     expected = tensors_receipt("x", full.items(), dtype=torch.bfloat16)
-    return [together.digest, expected.digest, together.version, mine.digest == together.digest]
+    flat = fully_shard(model(), mesh=init_device_mesh("cpu", (4,)))
+    hybrid = fully_shard(
+        model(), mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
+    )
+
+    def mine(module, version=4):
+        return tensors_receipt(
+            "rank", module.named_parameters(), dtype=torch.bfloat16, version=version
+        )
+
+    summed = reduce_receipt(mine(flat))
+    stray = mine(flat, version=5 if rank == 2 else 4)
+    lost = mine(flat)
+    if rank == 1:
+        kept = [(n, p) for n, p in flat.named_parameters() if n != "1.bias"]
+        lost = tensors_receipt("rank", kept, dtype=torch.bfloat16, version=4)
+    return {
+        "expected": digests(expected),
+        "summed": digests(summed),
+        "gathered": digests(reduce_receipt(mine(flat), method="gather")),
+        "hybrid": digests(reduce_receipt(mine(hybrid), method="gather")),
+        "hybrid summed": said(lambda: reduce_receipt(mine(hybrid))),
+        "versions": said(lambda: reduce_receipt(stray)),
+        "lost": said(lambda: reduce_receipt(lost)),
+        "version": summed.version,
+        "alone": digests(mine(flat)),
+        "complete": all(p.complete for p in summed.parameters.values()),
+    }
 
 
-def test_fsdp_shards_add_up_without_gathering(tmp_path):
+def test_fsdp_shards_add_up_without_gathering_a_weight(tmp_path):
     from ranks import run_ranks
 
-    for outcome in run_ranks(3, tmp_path, sharded):
-        together, expected, version, alone = outcome["value"]
-        assert together == expected
-        assert version == 4
-        assert not alone
+    for outcome in run_ranks(4, tmp_path, sharded):
+        value = outcome["value"]
+        assert value["summed"] == value["expected"]
+        assert value["gathered"] == value["expected"]
+        assert value["hybrid"] == value["expected"]
+        assert value["alone"] != value["expected"]
+        assert value["complete"]
+        assert value["version"] == 4
+        assert "not each on exactly one rank" in value["hybrid summed"]
+        assert 'method="gather"' in value["hybrid summed"]
+        assert "not at one version" in value["versions"]
+        assert "do not hold the same ones" in value["lost"]
