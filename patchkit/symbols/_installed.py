@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from patchkit.symbols._facts import SymbolFacts
-from patchkit.symbols._module import RawModule, read_raw
+from patchkit.symbols._facts import Record, SymbolFacts
+from patchkit.symbols._module import RawModule, instance_attribute, read_raw
 from patchkit.symbols._resolver import Resolver
 from patchkit.symbols._symbol import Symbol
 from patchkit.symbols.errors import PackageNotInstalledError, SourceUnreadableError
@@ -92,6 +92,13 @@ class InstalledLibrary:
         if found is None:
             return False
         return found[0].name == "__init__.py" or may_mention(found[0].read_bytes(), name)
+
+    def assigned(self, module: str, owner: str, name: str) -> Record | None:
+        found = self.file(module)
+        if found is None:
+            return None
+        path, file = found
+        return instance_attribute(path.read_bytes(), module, file, owner, name)
 
     def _load(self, module: str) -> RawModule | None:
         found = self.file(module)

@@ -126,6 +126,45 @@ def read_module(source: bytes | str, module: str, file: str) -> ModuleFacts:
     )
 
 
+def instance_attribute(
+    source: bytes, module: str, file: str, owner: str, name: str
+) -> Record | None:
+    """What the methods of a class assign to ``self.name``, None where none does.
+
+    Asked only for members that the class body does not define, so the text is looked at
+    before it is parsed.
+    """
+    if not re.search(rb"\.%s\s*(:[^=\n]+)?=[^=]" % re.escape(name.encode()), source):
+        return None
+    scope: list[ast.stmt] = parse_source(source, file).body
+    for part in owner.split("."):
+        found = [n for n, _, _ in _statements(scope, (), False)]
+        classes = [n for n in found if isinstance(n, ast.ClassDef) and n.name == part]
+        if not classes:
+            return None
+        scope = classes[-1].body
+    for method, _, _ in _statements(scope, (), False):
+        if not isinstance(method, _FUNCTIONS) or not method.args.args:
+            continue
+        receiver = method.args.args[0].arg
+        for node in ast.walk(method):
+            if isinstance(node, ast.Assign):
+                targets, note = node.targets, None
+            elif isinstance(node, ast.AnnAssign):
+                targets, note = [node.target], node.annotation
+            else:
+                continue
+            for target in targets:
+                if (
+                    isinstance(target, ast.Attribute)
+                    and target.attr == name
+                    and isinstance(target.value, ast.Name)
+                    and target.value.id == receiver
+                ):
+                    return _attribute_record(node.value, note, node, file, False)
+    return None
+
+
 class _Reader:
     """Collects the definitions of one module, class by class."""
 

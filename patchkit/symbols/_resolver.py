@@ -28,6 +28,9 @@ class Library(Protocol):
     def mentions(self, module: str, name: str) -> bool:
         """Whether reading the module could say anything about `name`; cheap to ask."""
 
+    def assigned(self, module: str, owner: str, name: str) -> Record | None:
+        """What the methods of a class assign to an attribute of the instance."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -146,7 +149,8 @@ class Resolver:
         if not owner:
             return None
         rest = symbol.qualname[len(owner) + 1 :]
-        for cls in self.order(Symbol(symbol.module, owner))[1:]:
+        order = self.order(Symbol(symbol.module, owner))
+        for cls in order[1:]:
             target = Symbol(cls.module, f"{cls.qualname}.{rest}")
             base = self._library.raw(cls.module)
             if base is None:
@@ -158,6 +162,12 @@ class Resolver:
             if reference is not None:
                 found = self._follow(reference, "", reexported=False)
                 return replace(found, inherited=True) if found else None
+        if "." not in rest:
+            for cls in order:
+                record = self._library.assigned(cls.module, cls.qualname, rest)
+                if record is not None:
+                    target = Symbol(cls.module, f"{cls.qualname}.{rest}")
+                    return Found(target, record, inherited=target != symbol)
         return None
 
     def order(self, cls: Symbol) -> tuple[Symbol, ...]:

@@ -12,8 +12,14 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from patchkit.symbols._facts import Record
 from patchkit.symbols._installed import InstalledLibrary, installed_version, may_mention
-from patchkit.symbols._module import MAX_SOURCE_BYTES, RawModule, read_raw
+from patchkit.symbols._module import (
+    MAX_SOURCE_BYTES,
+    RawModule,
+    instance_attribute,
+    read_raw,
+)
 from patchkit.symbols.errors import (
     PackageNotInstalledError,
     SourceNotFoundError,
@@ -113,6 +119,13 @@ class Source:
             return may_mention(self.text(file), name)
         except SourceUnreadableError:
             return False
+
+    def assigned(self, module: str, owner: str, name: str) -> Record | None:
+        """What the methods of a class assign to an attribute of the instance."""
+        file = self.modules().get(module)
+        if file is None:
+            return None
+        return instance_attribute(self.text(file), module, file, owner, name)
 
 
 def _problem(error: SourceUnreadableError) -> str:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (rows of the table stand on one line each)
 """One table: what was there, what is there now, and what that is called."""
 
 from __future__ import annotations
@@ -171,6 +172,10 @@ IN_PLACE = [
     ("class C:\n @staticmethod\n def f(self): pass", "class C:\n def f(self): pass", "C.f", S),
     ("class C:\n def f(self): pass", "class C:\n @property\n def f(self): pass", "C.f", S),
     ("class C:\n @property\n def f(self): pass", "class C:\n f = 1", "C.f", S),
+    ("class C:\n @property\n def f(self): pass", "class C:\n def __init__(self): self.f = 1",
+     "C.f", S),
+    ("class C:\n def __init__(self): self.f: int = 1", "class C:\n @property\n def f(self): return 1",
+     "C.f", S),
     ("class C:\n f = 1", "class C:\n @property\n def f(self): return 1", "C.f", S),
     ("class C:\n @property\n def f(self): pass", "class C:\n @cached_property\n def f(self): pass",
      "C.f", S),
