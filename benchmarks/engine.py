@@ -177,6 +177,7 @@ def stack(adapter: str) -> dict[str, Any]:
     import gc
 
     from patchkit.engine import _references as references
+    from patchkit.engine._owners import Private
 
     packages = {p.symbol.partition(".")[0] for p in find_adapter(adapter).rollout}
     result: dict[str, Any] = {
@@ -198,7 +199,7 @@ def stack(adapter: str) -> dict[str, Any]:
         result[f"{side}: newly imported"] = sorted(
             m for m in set(sys.modules) - before if not m.startswith("patchkit")
         )
-        targets = references.Private(
+        targets = Private(
             p.target.value for p in inspect_plan(adapter, side).patches if p.target is not None
         )
         result[f"{side}: reference scan"] = timed(lambda t=targets: references.scan(t, ()))

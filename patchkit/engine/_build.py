@@ -2,57 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 from patchkit.engine import _detour as detour
 from patchkit.engine import _inert as inert
 from patchkit.engine import _shape as shape
-from patchkit.engine._declare import Patch, Value
-from patchkit.engine._inert import MISSING
+from patchkit.engine._build_entries import build_class, build_constant, build_entry
+from patchkit.engine._declare import Patch
+from patchkit.engine._fitting import FUNCTION_KINDS, Built, Pair, other_signature, same_shape
 from patchkit.engine._switch import Switch
 from patchkit.engine._targets import Target, resolve
 from patchkit.engine.errors import violation
 from patchkit.errors import PatchkitError, Violation
 from patchkit.symbols import find_facts
-
-FUNCTION_KINDS = frozenset(
-    {
-        "function",
-        "method",
-        "staticmethod",
-        "classmethod",
-        "property",
-        "cached_property",
-        "cached-function",
-    }
-)
-
-
-class Pair(NamedTuple):
-    """An old object and the one that takes its place."""
-
-    old: Any
-    new: Any
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Built:
-    """The new objects of one patch.
-
-    Attributes:
-        value: The new raw attribute or entry.
-        renamed: Old object -> new object, by identity, for every object that a
-            reference may hold: the raw attribute and the function inside.
-        counted: The function whose calls are hits; None where there is none.
-        notes: What a reader of the plan ought to know.
-    """
-
-    value: Any
-    renamed: tuple[Pair, ...]
-    counted: FunctionType | None
-    notes: tuple[str, ...] = ()
 
 
 def build(
@@ -79,11 +42,11 @@ def build(
         )
         return None
     if patch.action == "value":
-        built = _constant(patch, target, replacement, switch, find)
+        built = build_constant(patch, target, replacement, switch, find)
     elif patch.action == "register":
-        built = _entry(patch, target, replacement, switch, find)
+        built = build_entry(patch, target, replacement, switch, find)
     elif target.kind == "class":
-        built = _class(patch, target, replacement, switch, find)
+        built = build_class(patch, target, replacement, switch, find)
     elif target.kind in FUNCTION_KINDS:
         built = _function(patch, target, replacement, switch, find)
     else:
@@ -135,7 +98,7 @@ def build_static(patch: Patch, facts: Any, find: list[Violation]) -> tuple[str, 
         kinds = (facts.is_async, facts.is_generator), ours_runs
     bound = facts.kind not in ("function", "staticmethod")
     if not facts.decorators and (told := shape.difference(wanted, given, bound=bound)):
-        find.append(_other_signature(patch, wanted, given, told))
+        find.append(other_signature(patch, wanted, given, told))
     if kinds[0] != kinds[1]:
         find.append(
             violation(
@@ -147,19 +110,6 @@ def build_static(patch: Patch, facts: Any, find: list[Violation]) -> tuple[str, 
             )
         )
     return ()
-
-
-def _other_signature(
-    patch: Patch, wanted: tuple[shape.Param, ...], given: tuple[shape.Param, ...], told: str
-) -> Violation:
-    return violation(
-        patch.symbol,
-        "its replacement has another signature",
-        expected=shape.show(wanted),
-        found=f"{shape.show(given)}: {told}",
-        remedy="give the replacement exactly the target's parameters; "
-        "*args and **kwargs would only hide the next change",
-    )
 
 
 def _same_as_source(target: Target, facts: Any, find: list[Violation]) -> None:
@@ -244,7 +194,7 @@ def _function(
         )
         return None
     for theirs, ours in pairs:
-        _same_shape(patch, target, theirs, ours, switch, find)
+        same_shape(patch, target, theirs, ours, switch, find)
     made: dict[int, tuple[FunctionType, FunctionType]] = {}
     choose = switch.selector() if switch is not None else None
 
@@ -313,140 +263,3 @@ def _pairs(old: Any, new: Any) -> list[Pair] | None:
     if any(type(o) is not FunctionType or type(n) is not FunctionType for o, n in pairs):
         return None
     return pairs
-
-
-def _same_shape(
-    patch: Patch,
-    target: Target,
-    theirs: FunctionType,
-    ours: FunctionType,
-    switch: Switch | None,
-    find: list[Violation],
-) -> None:
-    bound = target.kind not in ("function", "staticmethod")
-    told = shape.difference(shape.params(theirs), shape.params(ours), bound=bound)
-    if told:
-        find.append(_other_signature(patch, shape.params(theirs), shape.params(ours), told))
-    elif told := shape.changed_defaults(theirs, ours):
-        find.append(
-            violation(
-                patch.symbol,
-                "its replacement has other defaults",
-                expected="the target's defaults",
-                found=told,
-                remedy="repeat the target's defaults; callers rely on them",
-            )
-        )
-    kinds = shape.run_kind(theirs), shape.run_kind(ours)
-    if kinds[0] != kinds[1]:
-        find.append(
-            violation(
-                patch.symbol,
-                "its replacement runs in another way",
-                expected=f"a {kinds[0]}",
-                found=f"a {kinds[1]}",
-                remedy="callers await, iterate or call it: the replacement must be of that kind",
-            )
-        )
-
-
-def _class(
-    patch: Patch, target: Target, replacement: Any, switch: Switch | None, find: list[Violation]
-) -> Built | None:
-    if patch.action != "replace" or not inert.is_class(replacement) or switch is not None:
-        find.append(
-            violation(
-                patch.symbol,
-                "a class can only be replaced by a class, and not on the trainer side",
-                expected='action "replace" with a class, on the rollout side',
-                found=f'action "{patch.action}" with {inert.describe(replacement)}',
-                remedy="patch the methods in place: that reaches every user of the class",
-            )
-        )
-        return None
-    try:
-        told = shape.difference(shape.params(target.value), shape.params(replacement), bound=False)
-    except (TypeError, ValueError):
-        told = ""  # no introspectable constructor on one side
-    if told:
-        find.append(
-            violation(
-                patch.symbol,
-                "its replacement has another constructor",
-                expected=shape.show(shape.params(target.value)),
-                found=f"{shape.show(shape.params(replacement))}: {told}",
-                remedy="give the replacement exactly the target's constructor",
-            )
-        )
-    note = "replaces a name: users that took the class elsewhere are rebound where possible"
-    return Built(replacement, (Pair(target.value, replacement),), None, (note,))
-
-
-def _constant(
-    patch: Patch, target: Target, replacement: Any, switch: Switch | None, find: list[Violation]
-) -> Built | None:
-    if switch is not None:
-        find.append(
-            violation(
-                patch.symbol,
-                "a value cannot be switched",
-                expected='"replace" or "wrap" of a function on the trainer side',
-                found="a value that every thread reads",
-                remedy="patch the function that reads it",
-            )
-        )
-        return None
-    if target.kind in FUNCTION_KINDS or target.kind == "class":
-        find.append(
-            violation(
-                patch.symbol,
-                'action "value" does not fit',
-                expected="a constant or an object that is no function",
-                found=inert.describe(target.value),
-                remedy='use "replace": it checks signature and kind',
-            )
-        )
-        return None
-    value = replacement.value if type(replacement) is Value else replacement
-    notes = []
-    if type(value) is not type(target.value):
-        notes.append(f"changes the type: {inert.describe(target.value)} to {inert.describe(value)}")
-    return Built(value, (Pair(target.value, value),), None, tuple(notes))
-
-
-def _entry(
-    patch: Patch, target: Target, replacement: Any, switch: Switch | None, find: list[Violation]
-) -> Built | None:
-    registry = target.value
-    if not all(hasattr(type(registry), n) for n in ("__getitem__", "__setitem__", "__delitem__")):
-        find.append(
-            violation(
-                patch.symbol,
-                "is no registry",
-                expected="a mapping with entries that can be set and deleted",
-                found=inert.describe(registry),
-                remedy="name the mapping behind the registry, and give its own way in as `door`",
-            )
-        )
-        return None
-    try:
-        old = registry[patch.key]
-    except KeyError:
-        old = MISSING
-    new = inert.function_of(replacement)
-    theirs = inert.function_of(old)
-    if new is None:
-        if switch is not None and old is not MISSING:
-            return _constant(patch, target, replacement, switch, find)
-        return Built(replacement, (), None)
-    if theirs is None:  # nothing to be mistaken for, and nothing to switch to
-        copy = shape.twin(new)
-        return Built(copy, (), copy)
-    _same_shape(patch, target, theirs, new, switch, find)
-    if any(v.subject == patch.symbol for v in find):
-        return None
-    exact = shape.dressed(new, theirs)
-    installed = exact
-    if switch is not None:
-        installed = detour.switched(theirs, exact, switch, switch.selector())
-    return Built(installed, (), exact)

@@ -10,7 +10,8 @@ from patchkit.engine import _inert as inert
 from patchkit.engine._build import Built
 from patchkit.engine._declare import NATIVE, Patch
 from patchkit.engine._journal import Entry
-from patchkit.engine._references import Reference, Scan
+from patchkit.engine._owners import Reference
+from patchkit.engine._references import Scan
 from patchkit.engine._slots import AttributeSlot
 from patchkit.engine._targets import Target
 from patchkit.engine.errors import violation

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import FunctionType, TracebackType
+from types import TracebackType
 from typing import Any, Literal
 
 from patchkit.engine import _inert as inert
 from patchkit.engine import _journal as journal
 from patchkit.engine import _process as process
 from patchkit.engine import _residue as residue
+from patchkit.engine._around import (
+    clear_caches,
+    installed_names,
+    leftovers,
+    missed_import,
+    new_functions,
+    past_the_hook,
+    way_out,
+    whose,
+)
 from patchkit.engine._canary import Canary
 from patchkit.engine._declare import Adapter, Patch
 from patchkit.engine._journal import Entry
@@ -19,7 +29,6 @@ from patchkit.engine._report import RuntimeManifest, runtime_manifest
 from patchkit.engine._review import Review
 from patchkit.engine._slots import same
 from patchkit.engine._switch import Switch
-from patchkit.engine._targets import resolve, still_importing
 from patchkit.engine.errors import (
     DuringImportError,
     NoInstallationError,
@@ -169,9 +178,9 @@ class Installation:
 
     def _take_ownership(self, patches: list[PlannedPatch]) -> None:
         for planned in patches:
-            for new in _new_functions(planned):
+            for new in new_functions(planned):
                 process.own(new, self.adapter.name, self.side, planned.patch.symbol)
-        _clear_caches(patches)
+        clear_caches(patches)
 
     def _settle_state(self) -> None:
         if self._broken:
@@ -191,10 +200,10 @@ class Installation:
             if self._state == "undone":
                 raise NoInstallationError(
                     f"active installation of {self.adapter.name!r} ({self.side})",
-                    _installed_names(),
+                    installed_names(),
                 )
             wrong = [self._told(entry, "is no longer installed") for entry in self._differing()]
-            wrong += [_missed_import(p) for p in self._patches if _past_the_hook(p)]
+            wrong += [missed_import(p) for p in self._patches if past_the_hook(p)]
             if self._broken:
                 wrong.append(
                     violation(
@@ -222,8 +231,8 @@ class Installation:
             entry.slot.name,
             problem,
             expected=inert.describe(entry.after),
-            found=_whose(found, entry),
-            remedy=_way_out(found, entry),
+            found=whose(found, entry),
+            remedy=way_out(found, entry),
         )
 
     def uninstall(self, *, leave: tuple[str, ...] = ()) -> None:
@@ -267,11 +276,11 @@ class Installation:
         self._claims = 0
         process.installations.pop((self.adapter.name, self.side), None)
         for planned in self._patches:
-            for new in _new_functions(planned):
+            for new in new_functions(planned):
                 process.disown(new)
-        _clear_caches(self._patches)
+        clear_caches(self._patches)
         for planned in self._patches:
-            for old, new in _leftovers(planned):
+            for old, new in leftovers(planned):
                 residue.make_inert(new, old)
 
     # -- context manager ----------------------------------------------------
@@ -301,88 +310,3 @@ class Installation:
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise ProcessBoundError(repr(self))
-
-
-def _past_the_hook(planned: PlannedPatch) -> bool:
-    if not planned.pending:
-        return False
-    module = inert.loaded(planned.module)
-    return module is not None and not still_importing(module)
-
-
-def _missed_import(planned: PlannedPatch) -> Violation:
-    return violation(
-        planned.patch.symbol,
-        "its module was loaded past the import system",
-        expected=f"an import of {planned.module} that can be hooked",
-        found="a loaded module without the patch",
-        remedy="uninstall() and install() again, now that it is loaded",
-    )
-
-
-def _new_functions(planned: PlannedPatch) -> list[Any]:
-    if planned.built is None:
-        return []
-    objects = [planned.built.value, inert.function_of(planned.built.value)]
-    objects += [new for _, new in planned.built.renamed]
-    return [o for o in objects if o is not None and type(o) not in inert.ATOM_TYPES]
-
-
-def _leftovers(planned: PlannedPatch) -> list[tuple[FunctionType, FunctionType]]:
-    """(original, installed) of the functions that somebody may have kept."""
-    if planned.built is None:
-        return []
-    pairs = []
-    for old, new in planned.built.renamed:
-        theirs, ours = inert.function_of(old), inert.function_of(new)
-        if theirs is not None and ours is not None and not inert.is_class(new):
-            pairs.append((theirs, ours))
-    return list({id(new): (old, new) for old, new in pairs}.values())
-
-
-def _clear_caches(patches: list[PlannedPatch]) -> None:
-    for planned in patches:
-        for symbol in planned.patch.caches:
-            module = inert.loaded(symbol.partition(":")[0])
-            if module is not None:
-                resolve(symbol).cache_clear()
-
-
-def _whose(found: Any, entry: Entry) -> str:
-    holder = process.owner(found) or next(
-        filter(None, map(process.owner, inert.layers(found))), None
-    )
-    if holder is not None:
-        return f"the patch of adapter {holder[0]!r} ({holder[1]} side) of {holder[2]}"
-    function = inert.function_of(found)
-    if function is not None:
-        return f"{inert.describe(found)}, code of {inert.home(function)}"
-    return inert.describe(found)
-
-
-def _way_out(found: Any, entry: Entry) -> str:
-    holder = process.owner(found)
-    if holder is not None:
-        return f"uninstall adapter {holder[0]!r} first"
-    if found is entry.before:
-        return "somebody put the original back: find out who; uninstall() still works"
-    if _executed_again(found, entry):
-        return (
-            "its module was executed again (reload); uninstall("
-            f"leave=({entry.slot.name!r},)) and install again"
-        )
-    return f"remove that first, or give the slot up: uninstall(leave=({entry.slot.name!r},))"
-
-
-def _executed_again(found: Any, entry: Entry) -> bool:
-    new, old = inert.function_of(found), inert.function_of(entry.before)
-    if new is None or old is None:
-        return inert.is_class(found) and inert.is_class(entry.before)
-    return (
-        new.__code__.co_filename == old.__code__.co_filename
-        and new.__qualname__ == old.__qualname__
-    )
-
-
-def _installed_names() -> list[str]:
-    return [f"{name} ({side})" for name, side in process.installations]

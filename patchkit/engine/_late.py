@@ -10,7 +10,7 @@ from patchkit.engine import _inert as inert
 from patchkit.engine import _shape as shape
 from patchkit.engine._declare import FROZEN, Patch
 from patchkit.engine._frozen import frozen_objects
-from patchkit.engine._references import referrers_of
+from patchkit.engine._owners import referrers_of
 from patchkit.engine._targets import Target
 from patchkit.engine.errors import violation
 from patchkit.errors import Violation
@@ -144,24 +144,23 @@ def _cached(live: Live) -> list[Violation]:
     return found
 
 
+_CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__"})
+
+
 def _instances(live: Live) -> list[Violation]:
-    """Live instances that have what a patch would change: classes and cached properties."""
+    """Live instances that a patch would not reach: they were built by the old code."""
     found = []
     for patch, target, _ in live:
-        cls = target.value if target.kind == "class" else target.owner
-        if target.kind not in ("class", "cached_property"):
+        if target.kind == "class":
+            what, instances = "instances of it exist", _built(target.value)
+        elif target.kind == "cached_property":
+            what = "instances have cached it"
+            instances = [h for h in _built(target.owner) if target.attribute in _space(h)]
+        elif inert.is_class(target.owner) and target.attribute in _CONSTRUCTORS:
+            what, instances = "instances were built by the old constructor", _built(target.owner)
+        else:
             continue
-        holders = referrers_of([cls])
-        instances = [h for h in holders if cls in inert.mro(type(h))]
-        if target.kind == "cached_property":
-            instances = [
-                h
-                for sub in (cls, *_subclasses(cls))
-                for h in referrers_of([sub])
-                if type(h) is sub and target.attribute in _space(h)
-            ]
         if instances:
-            what = "instances of it exist" if target.kind == "class" else "instances have cached it"
             found.append(
                 violation(
                     patch.symbol,
@@ -173,6 +172,13 @@ def _instances(live: Live) -> list[Violation]:
                 )
             )
     return found
+
+
+def _built(cls: Any) -> list[Any]:
+    """Live instances of a class and its subclasses."""
+    classes = [cls, *_subclasses(cls)]
+    wanted = set(map(id, classes))
+    return [h for h in referrers_of(classes) if id(type(h)) in wanted]
 
 
 def _subclasses(cls: Any) -> list[Any]:

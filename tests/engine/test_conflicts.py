@@ -350,6 +350,21 @@ def test_a_cached_property_that_answered_is_too_late(mk: Toys) -> None:
         install(adapter, "rollout")
 
 
+def test_instances_built_by_the_old_constructor_are_too_late(mk: Toys) -> None:
+    up = mk("class C:\n    def __init__(self): self.eps = 1\nclass D(C): ...\n")
+
+    def __init__(self):
+        self.eps = self.in_place = 2
+
+    adapter = rollout(patch(f"{up.__name__}:C.__init__", __init__))
+    with install(adapter, "rollout"):
+        assert up.D().in_place == 2
+    live = up.D()
+    with pytest.raises(PreflightError, match="built by the old constructor"):
+        install(adapter, "rollout")
+    del live
+
+
 def test_instances_of_a_class_to_be_replaced_are_too_late(mk: Toys) -> None:
     up = mk("class C: ...\n")
     live = up.C()

@@ -293,7 +293,8 @@ def shown(name: str, mk: Toys) -> tuple[str, str]:
     with pytest.raises(PatchkitError) as caught:
         EXAMPLES[name][1](mk)
     text = str(caught.value).replace(str(mk.root), "…")
-    return type(caught.value).__name__, re.sub(r"engine/test_errors_doc\.py:\d+", "my_code.py", text)
+    text = re.sub(r"engine/test_errors_doc\.py:\d+", "my_code.py", text)
+    return type(caught.value).__name__, text
 
 
 @pytest.fixture
@@ -315,7 +316,8 @@ def test_the_page_shows_what_the_code_says(mk: Toys, clear: Callable[[], None]) 
         classes.add(kind)
         anchor = name.replace("_", "-")
         rows.append(f"| [{title}](#{anchor}) | `{kind}` |")
-        blocks.append(f'<a id="{anchor}"></a>\n### {title}\n\n`{kind}`\n\n```text\n{message}\n```\n')
+        head = f'<a id="{anchor}"></a>\n### {title}\n\n`{kind}`\n'
+        blocks.append(f"{head}\n```text\n{message}\n```\n")
     page = HEAD + "\n".join(rows) + "\n\n" + "\n".join(blocks)
     if os.environ.get("PATCHKIT_WRITE_DOCS"):
         PAGE.write_text(page, "utf-8")

@@ -322,3 +322,33 @@ def test_with_undoes_on_exceptions_too(mk: Toys) -> None:
         assert isinstance(inst, Installation)
         raise ValueError
     assert up.f() == "old"
+
+
+def test_temporary_installs_in_generators_and_tasks(mk: Toys) -> None:
+    import asyncio
+
+    up = mk("def f(): return 'old'\ndef g(): return 'old'\n")
+    f = rollout(patch(f"{up.__name__}:f", lambda: "new"), name="f")
+    g = rollout(patch(f"{up.__name__}:g", lambda: "new"), name="g")
+
+    def steps() -> Any:
+        with install(f, "rollout"):
+            yield up.f()
+            raise AssertionError("closed before this")
+
+    generator = steps()
+    assert next(generator) == "new"
+    generator.close()
+    assert up.f() == "old"
+
+    async def task(adapter: Any, name: str) -> list[str]:
+        with install(adapter, "rollout"):
+            before = getattr(up, name)()
+            await asyncio.sleep(0)
+            return [before, getattr(up, name)()]
+
+    async def main() -> Any:
+        return await asyncio.gather(task(f, "f"), task(g, "g"), task(f, "f"))
+
+    assert asyncio.run(main()) == [["new", "new"]] * 3
+    assert (up.f(), up.g()) == ("old", "old")

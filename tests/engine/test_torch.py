@@ -177,3 +177,28 @@ def test_no_recompilation_once_both_sides_are_known(mk: Toys) -> None:
             with exact_context():
                 model(x)
     assert counter.frame_count == 2
+
+
+def test_a_thread_that_never_said_is_refused_in_compiled_code_too(mk: Toys) -> None:
+    import threading
+
+    up = mk(UP)
+    model = torch.compile(up.Norm(), backend="eager", fullgraph=True)
+    x = torch.full((2,), 3.0)
+    caught: list[Any] = []
+
+    def work() -> None:
+        try:
+            caught.append(model(x))
+        except Exception as error:
+            caught.append(str(error))
+
+    with install(trainer(patch(f"{up.__name__}:helper", helper)), "trainer"):
+        model(x)
+        with exact_context():
+            assert model(x)[0] == 30
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+    assert isinstance(caught[0], str), caught
+    assert "SwitchUnset" in caught[0] or "never said" in caught[0], caught[0]
