@@ -120,6 +120,11 @@ class Index:
                 found = max(found, similarity(record.get("sketch", ""), theirs.get("sketch", "")))
         return found
 
+    def namesakes(self, symbol: str) -> int:
+        """How many other module-level symbols have its last name."""
+        others = (s for s in self.same_name(last_name(symbol)) if s != symbol)
+        return sum(1 for s in others if not owner_of(s))
+
     def twins(self, symbol: str, record: Record) -> list[str]:
         """Other symbols with the same body."""
         return [s for s in self.same_body(record) if s != symbol]
@@ -198,6 +203,7 @@ def judge(
     new_members: Mapping[str, Record] | None = None,
     crowd: float = 0.0,
     twins: int = 0,
+    namesakes: int = 0,
 ) -> Match | None:
     """Whether `new` is what became of `old`, and how sure that is.
 
@@ -211,6 +217,7 @@ def judge(
         new_members: The candidate's.
         crowd: How much the code of its old neighbours resembled it.
         twins: How many other symbols had its body.
+        namesakes: How many other module-level symbols had its name.
     """
     mine, theirs = _FAMILY.get(old["kind"], ""), _FAMILY.get(new["kind"], "")
     same_name = last_name(old_symbol) == last_name(new_symbol)
@@ -247,11 +254,13 @@ def judge(
     code = similarity(old.get("sketch", ""), new.get("sketch", ""))
     if members is not None:
         code = members if _trivial(old) else 0.7 * members + 0.3 * code
-    close = same_name and around >= 0.75
-    if not owner_moved and not close and code < crowd + _MARGIN:
-        return None
     signature = signature_likeness(old, new)
-    free = "." not in old_symbol.partition(":")[2] and "." not in new_symbol.partition(":")[2]
+    free = not owner_of(old_symbol) and not owner_of(new_symbol)
+    # The only function of that name, with the same arguments, or much the same place.
+    only = same_name and free and not namesakes and signature is not None and signature >= 0.75
+    close = same_name and around >= 0.75
+    if not (owner_moved or close or only) and code < crowd + _MARGIN:
+        return None
     return _alike(
         new_symbol, code, signature, likeness, around, same_name, owner_moved, trivial, free
     )
@@ -418,9 +427,12 @@ def find_again(
                 return match
     crowd = earlier.crowd(symbol, old) if earlier else 0.0
     twins = len(earlier.twins(symbol, old)) if earlier else 0
+    namesakes = earlier.namesakes(symbol) if earlier else 0
 
     def judged(candidates: Iterable[str]) -> Match | None:
-        return best(_judged(symbol, old, index, before, candidates, members, crowd, twins))
+        return best(
+            _judged(symbol, old, index, before, candidates, members, crowd, twins, namesakes)
+        )
 
     holders = [
         owner_of(found)
@@ -453,6 +465,7 @@ def _judged(
     members: Mapping[str, Record] | None,
     crowd: float,
     twins: int,
+    namesakes: int,
 ) -> Iterator[Match | None]:
     for candidate in candidates:
         record = index.records[candidate]
@@ -466,6 +479,7 @@ def _judged(
             new_members=index.members(candidate) if members else None,
             crowd=crowd,
             # The twin it was merged into does not count against itself.
+            namesakes=namesakes,
             twins=twins - (was is not None and was["body_digest"] == old["body_digest"]),
         )
         if match is None:
