@@ -119,12 +119,15 @@ def _version(
 ) -> Readiness:
     version = manifest.version
     patches = [r for r in needed if r.role == "patch"]
-    if not any(r.applies(version) for r in patches):
-        ranges = ", ".join(sorted({r.versions for r in patches}))
+    # Patches for any version (of a gate, say) do not make a version supported for which
+    # none of those that are written version by version is meant.
+    limited = [r for r in patches if r.versions] or patches
+    if not any(r.applies(version) for r in limited):
+        ranges = ", ".join(sorted({r.versions for r in limited}))
         reason = f"no patch is declared for {package} {version} (declared: {ranges})"
         return Readiness(package=package, version=version, state=State.BROKEN, reason=reason)
     view = ManifestView(manifest)
-    findings = _since_review(package, needed, view, versions, reviewed, adapter)
+    reference, findings = _since_review(package, needed, view, versions, reviewed, adapter)
     verdicts = []
     for requirement in needed:
         if not view.known(requirement.symbol):
@@ -137,7 +140,8 @@ def _version(
                 requirement,
                 version,
                 view.facts(requirement.symbol),
-                findings.get(requirement.symbol),
+                # Another patch, for other versions, has another shape.
+                findings.get(requirement.symbol) if requirement.applies(reference) else None,
                 reviewed,
                 accept,
                 adapter.name,
@@ -175,8 +179,8 @@ def _since_review(
     versions: Sequence[str],
     reviewed: Reviewed,
     adapter: Adapter,
-) -> dict[str, Finding]:
-    """How each symbol fared since a version at which it was reviewed."""
+) -> tuple[str, dict[str, Finding]]:
+    """A version at which symbols were reviewed, and how each fared since then."""
     from packaging.version import Version
 
     symbols = [r.symbol for r in needed]
@@ -195,8 +199,8 @@ def _since_review(
         manifest = stored_manifest(package, text, extra=adapter.manifests)
         if manifest is None:
             continue
-        old = ManifestView(manifest)
+        reference, old = text, ManifestView(manifest)
         between = versions_between(package, old, new, extra=adapter.manifests)
         for finding in diff(old, new, symbols, between=between).findings:
             findings[finding.symbol] = finding
-    return findings
+    return reference, findings

@@ -118,7 +118,7 @@ def _run(
         raise ConfigurationError(
             f"{listing}. Name a wheel or a folder to look further than the stored symbols"
         )
-    verdicts = _verdicts(adapter, needed, drift, new, accept)
+    verdicts = _verdicts(adapter, needed, drift, old, new, accept)
     seconds = round(time.perf_counter() - started, 3)
     _print(drift, verdicts, adapter, output, show_unchanged, seconds)
     if body:
@@ -196,6 +196,7 @@ def _verdicts(
     adapter: Adapter | None,
     needed: list[Requirement],
     drift: Drift,
+    old: View,
     new: View,
     accept: list[str],
 ) -> list[Verdict]:
@@ -211,8 +212,10 @@ def _verdicts(
     reviewed = reviewed_of(adapter)
     verdicts = [
         judge_requirement(
-            r, new.version, new.facts(r.symbol), findings.get(r.symbol), reviewed, allowed,
-            adapter.name,
+            r, new.version, new.facts(r.symbol),
+            # Where another patch was meant for OLD, its shape says nothing about this one.
+            findings.get(r.symbol) if r.applies(old.version) else None,
+            reviewed, allowed, adapter.name,
         )
         for r in needed
     ]  # fmt: skip

@@ -57,8 +57,8 @@ class Requirement:
 
     def applies(self, version: str) -> bool:
         """Whether it holds at a version; a version that cannot be read counts as one."""
-        if not self.versions:
-            return True
+        if not self.versions or not version:
+            return not self.versions
         from packaging.specifiers import SpecifierSet
         from packaging.version import InvalidVersion
 
