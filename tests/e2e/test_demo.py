@@ -81,7 +81,7 @@ def test_an_engine_whose_plugin_was_left_out_is_refused_before_a_token_is_sample
     [
         (("--adapter", "nobody"), "nobody"),
         (("--profile", "nothing"), "'nothing'"),
-        (("--tp", "3"), "tensor_parallel_size"),
+        (("--tp", "3"), "tensor-parallel size"),
     ],
 )
 def test_bad_input_is_named_at_once(tmp_path: Path, options: tuple[str, ...], named: str) -> None:
