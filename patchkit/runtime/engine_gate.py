@@ -248,6 +248,13 @@ RULES: tuple[EngineRule, ...] = (
         lambda c: c.engine.cuda_graphs.upper(),
         "graphs pad batches and replay fixed kernels",
     ),
+    EngineRule(
+        path="compilation_config.custom_ops",
+        key="engine.custom_ops",
+        expected=lambda c: list(c.engine.custom_ops),
+        accepts=lambda found, wanted: not wanted or set(wanted) <= set(found or ()),
+        effect="inductor's own operator runs where the patched one should",
+    ),
     _same(
         "attention_config.backend",
         "engine.attention_backend",

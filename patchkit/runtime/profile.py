@@ -127,6 +127,11 @@ class EngineOption(_Section):
 
     None of them has a default: an upgrade that changes a default of vLLM must not
     change a profile.
+
+    Attributes:
+        custom_ops: Entries that vLLM's ``compilation_config.custom_ops`` must have.
+            Where it compiles, an operator that is not named there is inductor's
+            own, and a patch of vLLM's is never reached.
     """
 
     batch_invariant: bool
@@ -143,6 +148,7 @@ class EngineOption(_Section):
     enforce_eager: bool
     compilation: Literal["none", "stock_torch_compile", "dynamo_trace_once", "vllm_compile"]
     cuda_graphs: Literal["none", "piecewise", "full", "full_decode_only", "full_and_piecewise"]
+    custom_ops: Annotated[tuple[str, ...], Field(strict=False)]
     model_runner: Literal["v1", "v2"]
     attention_backend: str
     moe_backend: str
@@ -275,6 +281,8 @@ class Profile:
             "enforce_eager": e.enforce_eager,
             "weight_transfer_config": {"backend": BACKEND},
         }
+        if e.custom_ops:
+            arguments["compilation_config"] = {"custom_ops": list(e.custom_ops)}
         if c.model.revision != "local":
             arguments["revision"] = c.model.revision
         if e.attention_backend != "auto":

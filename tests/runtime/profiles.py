@@ -58,6 +58,7 @@ cascade_attention = false
 enforce_eager = true
 compilation = "none"
 cuda_graphs = "none"
+custom_ops = ["+toy"]
 model_runner = "v1"
 attention_backend = "auto"
 moe_backend = "auto"
