@@ -68,10 +68,14 @@ def merge(
 
 
 def _show(file: Path, found: Any) -> None:
+    from patchkit.runtime.artifact import BASELINE, REQUIRED
+
     console = Console()
     table = Table("phase", "comparison", "tokens", "mismatches", "max |difference|", "k3 mean")
     for phase, comparisons in found.totals.items():
-        for name, m in comparisons.items():
+        for name in (*REQUIRED, BASELINE):
+            if (m := comparisons.get(name)) is None:
+                continue
             table.add_row(
                 phase,
                 f"rollout = {name}",

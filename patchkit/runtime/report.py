@@ -303,7 +303,10 @@ def _first_mismatches(document: Mapping[str, Any]) -> str:
 def _rounds(document: Mapping[str, Any]) -> str:
     rows = []
     for phase, r in _all_rounds(document):
-        notes = ", ".join(f"{k} {_short(v)}" for k, v in r["notes"].items())
+        # What is nested stays in the artifact; a cell has room for figures only.
+        notes = ", ".join(
+            f"{k} {_short(v)}" for k, v in r["notes"].items() if not isinstance(v, dict | list)
+        )
         rows.append(
             [
                 _text(phase),
