@@ -233,6 +233,21 @@ def _make(
     )
 
 
+def _unsupported(applying: list[Patch], skipped: list[Patch]) -> dict[str, list[Patch]]:
+    """Packages of which no patch of the profile's own is meant for the installed version.
+
+    Patches that belong to every profile (of a gate, say) do not make up for them:
+    what the profile is for would be left out, and nothing would say so.
+    """
+    meant = {Symbol.parse(p.symbol).package for p in applying if p.profiles}
+    found: dict[str, list[Patch]] = {}
+    for patch in skipped if applying else ():
+        package = Symbol.parse(patch.symbol).package
+        if patch.profiles and package not in meant:
+            found.setdefault(package, []).append(patch)
+    return found
+
+
 def _declared_well(
     adapter: Adapter, side: str, applying: list[Patch], skipped: list[Patch], review: Review
 ) -> None:
@@ -247,6 +262,17 @@ def _declared_well(
                 expected=listing,
                 found=versions or "nothing to do",
                 remedy="install a version the adapter supports (`patchkit matrix`)",
+            )
+        )
+    for package, left_out in _unsupported(applying, skipped).items():
+        review.violations.append(
+            violation(
+                f"adapter {adapter.name!r}",
+                f"no patch of this profile is for this {package}, on its {side} side",
+                expected="; ".join(f"{p.symbol} {p.versions}" for p in left_out),
+                found=f"{package} {review.version(package) or '(not installed)'}",
+                remedy="install a version the profile supports (`patchkit matrix`), or choose "
+                "another profile",
             )
         )
     seen: dict[str, Patch] = {}

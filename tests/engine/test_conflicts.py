@@ -256,6 +256,19 @@ def test_versions_choose_and_two_matches_are_an_error() -> None:
         install(rollout(two), "rollout")
 
 
+def test_a_profile_none_of_whose_patches_is_meant_for_this_version_is_refused(mk: Toys) -> None:
+    up = mk("def f(): ...\n")
+    shared = patch(f"{up.__name__}:f", lambda: 1)
+    late = patch(
+        "packaging.version:Version.major", lambda self: 0, versions="<1", profiles=("old",)
+    )
+    adapter = rollout(shared, late)
+    with pytest.raises(PreflightError, match=r"(?s)no patch of this profile is for this packaging"):
+        install(adapter, "rollout", profile="old")
+    with install(adapter, "rollout"):  # the patch belongs to another profile: nothing is left out
+        assert up.f() == 1
+
+
 def fields(p: Any, **changes: Any) -> dict[str, Any]:
     return {**{name: getattr(p, name) for name in type(p).__slots__}, **changes}
 

@@ -1,0 +1,56 @@
+"""The CUDA declarations, read without a GPU and without importing what they patch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from patchkit.engine import find_adapter, inspect_plan
+from patchkit.symbols import stored_manifest
+
+pytestmark = pytest.mark.anywhere
+
+
+def cuda_patches():
+    from patchkit_adapters.qwen3_moe.cuda import CUDA_ROLLOUT, CUDA_TRAINER
+
+    return [*CUDA_ROLLOUT, *CUDA_TRAINER]
+
+
+def test_declaring_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, patchkit_adapters.qwen3_moe.cuda; "
+        "print([m for m in ('torch', 'triton', 'vllm', 'transformers') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("package", "version"), [("vllm", "0.26.0"), ("transformers", "5.17.0")])
+def test_the_versions_that_were_measured_are_reviewed(package: str, version: str) -> None:
+    manifest = stored_manifest(package, version)
+    assert manifest is not None
+    reviewed = find_adapter("qwen3_moe").reviewed
+    import json
+
+    digests = json.loads(reviewed.read_text())["symbols"]
+    targets = {p.symbol for p in cuda_patches()} | {d for p in cuda_patches() for d in p.depends_on}
+    for symbol in sorted(t for t in targets if t.startswith(package + ".")):
+        known = [digest for digest, versions in digests[symbol].items() if version in versions]
+        assert known, f"{symbol} was never reviewed at {version}"
+        facts = manifest.symbols.get(symbol)
+        if facts is not None:
+            assert facts.digest in known, f"{symbol} differs from what was reviewed"
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("profile", ["vllm_bi", "vllm_bi_fast"])
+def test_another_vllm_is_refused(profile: str) -> None:
+    import vllm
+
+    if vllm.__version__.startswith("0.26."):
+        pytest.skip("this is the vLLM that the profile is for")
+    plan = inspect_plan("qwen3_moe", "rollout", profile=profile)
+    assert any("no patch of this profile is for this vllm" in str(v) for v in plan.violations)
