@@ -199,10 +199,12 @@ def stack(adapter: str) -> dict[str, Any]:
         result[f"{side}: newly imported"] = sorted(
             m for m in set(sys.modules) - before if not m.startswith("patchkit")
         )
-        targets = Private(
-            p.target.value for p in inspect_plan(adapter, side).patches if p.target is not None
+        found = [p.target for p in inspect_plan(adapter, side).patches if p.target is not None]
+        targets, owners = Private(t.value for t in found), [t.owner for t in found]
+        result[f"{side}: reference scan"] = timed(
+            lambda targets=targets, owners=owners: references.scan(targets, owners)
         )
-        result[f"{side}: reference scan"] = timed(lambda t=targets: references.scan(t, ()))
+        del found
     result["packages"] = sorted(packages)
     return result
 
