@@ -308,7 +308,7 @@ def _alike(
         )
     if same_name and free:
         enough = code >= 0.25 or (around >= 0.6 and shape >= 0.6)
-        if not enough and not trivial and around >= 0.3 and shape >= 0.75:
+        if not trivial and around >= 0.3 and shape >= 0.75:
             # Rewritten, but still asked for by the same name with the same arguments.
             enough, confidence = True, max(confidence, 0.57)
     elif same_name:
@@ -320,6 +320,8 @@ def _alike(
         return None
     if not same_name and likeness < 0.4 and code < 0.6:
         return None
+    if not same_name and likeness < 0.6 and around < 0.6 and code < 0.95:
+        return None  # another name in another place: the code has to be the same
     if confidence < ACCEPTED or not enough:
         return None
     return Match(symbol=symbol, confidence=round(min(confidence, 0.9), 2), evidence=evidence)
