@@ -223,7 +223,7 @@ class Calls:
             made = Inst(func, args, tuple(kwargs.items()))
             init = self._interpreter.member(func, "__init__")
             if isinstance(init, Func):
-                self._interpreter.inline(init, (made, *args), kwargs, frame, node)
+                self._interpreter.inline(init, (made, *args), kwargs, frame, node, effects_only=True)
             return made
         if isinstance(func, Inst) and isinstance(func.cls, Klass):
             method = self._interpreter.member(func.cls, "__call__")
@@ -258,15 +258,19 @@ class Calls:
         """``@decorator`` above a function or a class: what it writes."""
         for option, _ in options(decorator):
             if isinstance(option, Func):
-                self._interpreter.inline(option, (definition,), {}, frame, node)
+                self._interpreter.inline(
+                    option, (definition,), {}, frame, node, effects_only=True
+                )
             elif isinstance(option, Bound):
                 self._interpreter.inline(
-                    option.func, (option.self, definition), {}, frame, node
+                    option.func, (option.self, definition), {}, frame, node, effects_only=True
                 )
             elif isinstance(option, Inst) and isinstance(option.cls, Klass):
                 method = self._interpreter.member(option.cls, "__call__")
                 if isinstance(method, Func):
-                    self._interpreter.inline(method, (option, definition), {}, frame, node)
+                    self._interpreter.inline(
+                        method, (option, definition), {}, frame, node, effects_only=True
+                    )
             elif isinstance(option, Result) and isinstance(option.func, Ref):
                 self._foreign_decorator(option, option.func, definition, frame, node)
             elif isinstance(option, Ref):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from patchkit.audit._calls import Calls
 from patchkit.audit._expressions import UNROLL, Evaluator, Frame
 from patchkit.audit._known import is_plain, is_setting
-from patchkit.audit._prescan import may_patch, may_patch_when_called
+from patchkit.audit._prescan import look, may_patch
 from patchkit.audit._project import Project, SourceFile
 from patchkit.audit._scopes import LazyName, ModuleState, Scope
 from patchkit.audit._sightings import BlindSpot, CallEdge, Findings, Place, Sighting
@@ -29,6 +29,7 @@ from patchkit.audit._values import (
     FilePath,
     Func,
     Guard,
+    Handle,
     Inst,
     Item,
     Klass,
@@ -38,6 +39,7 @@ from patchkit.audit._values import (
     Ref,
     Result,
     Seq,
+    Source,
     Unknown,
     Value,
     either,
@@ -70,6 +72,10 @@ class Interpreter:
         self._instance_values: dict[tuple[Klass, str], Value] = {}
         self._instances_read: set[Klass] = set()
         self.helper_names: set[str] = set()
+        # Functions whose result may matter; the empty string stands for what needs none.
+        self.giver_names: set[str] = {""}
+        # Whether a name of a module may stand for something foreign.
+        self.possible: Callable[[ModuleState, str], bool] = lambda module, root: True
         self._class_scopes: dict[Klass, Scope] = {}
         self._classes_open: list[Klass] = []
 
@@ -702,15 +708,24 @@ class Interpreter:
         kwargs: dict[str, Value],
         frame: Frame,
         node: ast.AST,
+        *,
+        effects_only: bool = False,
     ) -> Value:
         """Walk a function of the project for one call of it; what it returns."""
         if frame.call is None:
             self.found.edges.append(CallEdge(frame.function, frame.module, func, frame.guards))
         if func.node in frame.stack or len(frame.stack) > MAX_DEPTH:
             return UNKNOWN
-        interesting = any(map(_known, args)) or any(map(_known, kwargs.values()))
-        patches = may_patch_when_called(func.node, self.helper_names)
-        if not interesting and args and not patches and not _returns_something_short(func.node):
+        looked = look(func.node)
+        given = (*args, *kwargs.values())
+        foreign = any(self._foreign(v) for v in given)
+        handed_on = not self.helper_names.isdisjoint(looked.passed)
+        patches = (foreign and (looked.when_called or handed_on)) or (
+            (foreign or any(isinstance(v, (Const, Func, Klass)) for v in given))
+            and any(self.possible(func.module, root) for root in looked.alone)
+        )
+        gives = not effects_only and not self.giver_names.isdisjoint(looked.gives)
+        if not patches and not gives:
             return UNKNOWN
         if self._inlined > MAX_INLINED:
             return UNKNOWN
@@ -745,6 +760,23 @@ class Interpreter:
                 result = either([(v, g[depth:]) for v, g in inner.returns])
         self._memo[key] = (result, args, kwargs)
         return result
+
+    def _foreign(self, value: Value, depth: int = 0) -> bool:
+        """Whether an argument is something of somebody else's, or the name of it."""
+        for option, _ in options(value):
+            if isinstance(option, (Ref, DictOf, Item, FilePath, Source, Handle, ClassOf)):
+                return True
+            if isinstance(option, Const) and isinstance(option.value, str):
+                root, dot, _rest = option.value.partition(".")
+                if dot and root.isidentifier() and not self.project.is_own(root):
+                    return True
+            if depth < 3 and isinstance(option, Seq):
+                if any(self._foreign(v, depth + 1) for v in option.items[:40]):
+                    return True
+            if depth < 3 and isinstance(option, Map):
+                if any(self._foreign(v, depth + 1) for pair in option.items[:40] for v in pair):
+                    return True
+        return False
 
     def _bind_call(
         self,
@@ -1092,21 +1124,6 @@ def _mark(value: Value) -> object:
     if isinstance(value, (Unknown, Param, Result, Cond)):
         return None
     return id(value)
-
-
-def _known(value: Value) -> bool:
-    if isinstance(value, Const):
-        return isinstance(value.value, str)
-    if isinstance(value, (Unknown, Param, Result, Cond)):
-        return False
-    if isinstance(value, Inst):
-        return not isinstance(value.cls, Klass)
-    return True
-
-
-def _returns_something_short(node: ast.AST) -> bool:
-    body = getattr(node, "body", None)
-    return not isinstance(body, list) or len(body) <= 12
 
 
 def _names_module(value: Result) -> bool:

@@ -22,12 +22,18 @@ _CONTAINER_CALLS = frozenset({
     "update", "setdefault", "insert", "append", "extend", "pop", "__setitem__",
 })  # fmt: skip
 _WRITES = frozenset({"write", "writelines", "write_text", "write_bytes", "copy", "copyfile"})
-# Methods that may give a module, a class, a path or a text of an installed package.
+# Methods that may give a module or a class …
 _GIVING = frozenset({
-    "import_module", "get", "pop", "setdefault", "resolve_name", "getmodule", "locate",
-    "attrgetter", "Library", "find_spec", "read_text", "read", "join", "replace", "getsource",
-    "files", "joinpath", "dirname", "get_class", "resolve", "absolute", "version", "parse",
-    "Version", "split", "partition", "readlines", "sub", "open", "getfile", "getsourcefile",
+    "import_module", "resolve_name", "getmodule", "locate", "attrgetter", "Library", "get_class",
+    "version", "parse", "Version",
+})  # fmt: skip
+# … an entry of a table …
+_LOOKUPS = frozenset({"get", "pop", "setdefault"})
+# … or a path or a text of an installed package, where files of it are in reach.
+_GIVING_SOURCE = frozenset({
+    "find_spec", "read_text", "read", "join", "replace", "getsource", "files", "joinpath",
+    "dirname", "resolve", "absolute", "split", "partition", "readlines", "sub", "open",
+    "getfile", "getsourcefile", "with_name",
 })  # fmt: skip
 _MAKING = frozenset({
     "dict", "list", "set", "tuple", "len", "int", "str", "float", "bool", "sum", "max", "min",
@@ -70,12 +76,18 @@ class Looked:
         called: The functions that it calls or hands on.
         called_with: Those of them that get something that may be foreign, each with
             the name on which that depends.
+        passed: Those of them that get one of its parameters.
+        gives: The functions on which it depends whether what it returns is a module, a
+            class, a function, a path, a text or a test of a version; the empty string
+            where it depends on none.
     """
 
     alone: frozenset[str]
     when_called: bool
     called: frozenset[str]
     called_with: frozenset[tuple[str, str]]
+    passed: frozenset[str]
+    gives: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +97,8 @@ class FileLook:
     Attributes:
         alone: The names on which it depends whether something in it patches.
         helpers: Functions that may patch what they are given.
-        passing: Functions with parameters, and what they call.
+        passing: Functions that hand a parameter on, and to whom.
+        giving: Functions that may return something that matters, and what they have it from.
         called_with: What is called with something that may be foreign, and the name on
             which that depends.
         called: Everything that is called or handed on.
@@ -96,6 +109,7 @@ class FileLook:
     alone: frozenset[str]
     helpers: frozenset[str]
     passing: tuple[tuple[str, frozenset[str]], ...]
+    giving: tuple[tuple[str, frozenset[str]], ...]
     called_with: frozenset[tuple[str, str]]
     called: frozenset[str]
     imports: Mapping[str, frozenset[Import]]
@@ -126,12 +140,6 @@ def may_patch(
         or not patching.isdisjoint(looked.called)
         or any(name in helpers and possible(root) for name, root in looked.called_with)
     )
-
-
-def may_patch_when_called(node: ast.AST, names: set[str]) -> bool:
-    """Whether a call of the function may patch, given what its parameters stand for."""
-    looked = look(node)
-    return bool(looked.alone) or looked.when_called or not names.isdisjoint(looked.called)
 
 
 def look(
@@ -170,7 +178,8 @@ def look_at_file(tree: ast.Module, source: bytes) -> FileLook:
     return FileLook(
         alone=frozenset().union(*(found.alone for found in every)),
         helpers=frozenset(f.name for f, found in usual if found.when_called),
-        passing=tuple((f.name, found.called) for f, found in usual if found.called and _named(f)),
+        passing=tuple((f.name, found.passed) for f, found in usual if found.passed),
+        giving=tuple((f.name, found.gives) for f, found in usual if found.gives),
         called_with=frozenset().union(*(found.called_with for found in every)),
         called=frozenset().union(*(found.called for found in every)),
         imports={name: frozenset(origins) for name, origins in imports.items()},
@@ -239,10 +248,14 @@ class _Look:
         self._outside = outside
         self._reads_source = reads_source
         self._parameters: set[str] = set()
+        self._functions: set[str] = set()
         self.imported: list[tuple[str, Import]] = []
         self._derived: dict[str, set[str]] = {}
+        self._from_calls: dict[str, set[str]] = {}
+        self._passed: set[str] = set()
         self._alone: set[str] = set()
         self._when_called = False
+        self._gives: set[str] = set()
         self._called: set[str] = set()
         self._called_with: set[tuple[str, str]] = set()
         self._nodes = nodes
@@ -262,13 +275,19 @@ class _Look:
         for node in triggers:
             self._trigger(node)
         return Looked(
-            frozenset(self._alone), self._when_called, frozenset(self._called), frozenset(self._called_with)
+            frozenset(self._alone),
+            self._when_called,
+            frozenset(self._called),
+            frozenset(self._called_with),
+            frozenset(self._passed),
+            frozenset(self._gives),
         )
 
     def _other(self, node: ast.AST, triggers: list[ast.AST]) -> None:
         if isinstance(node, _FUNCTIONS):
             self._parameters |= _named(node)
             if not isinstance(node, ast.Lambda):
+                self._functions.add(node.name)
                 self.names.setdefault(node.name, _HARMLESS)
         elif isinstance(node, ast.ClassDef):
             self.names.setdefault(node.name, _HARMLESS)
@@ -319,6 +338,10 @@ class _Look:
                 self._derived.setdefault(target.id, set()).add(
                     root if root is not None and root != target.id else ""
                 )
+                if isinstance(value, ast.Call):
+                    self._from_calls.setdefault(target.id, set()).add(_last(value.func))
+                else:
+                    self._from_calls.setdefault(target.id, set()).add("")
 
     def _note_loop(self, target: ast.expr, iterated: ast.expr) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
@@ -329,13 +352,14 @@ class _Look:
             self.names[target.id] = max(self.names.get(target.id, 0), weight)
             if weight == _MAYBE:
                 self._derived.setdefault(target.id, set()).add("")
+                self._from_calls.setdefault(target.id, set()).add("")
 
     def _weight(self, value: ast.expr) -> int:
         """How much a value may be a module, a class or a container of others."""
         if isinstance(value, ast.Call):
             func = value.func
             if isinstance(func, ast.Attribute):
-                return _MAYBE if func.attr in _GIVING else _HARMLESS
+                return self._weight_of_method(func)
             if isinstance(func, ast.Name):
                 if func.id in _MAKING:
                     giving = func.id == "open" and self._reads_source
@@ -348,6 +372,26 @@ class _Look:
         if isinstance(value, ast.BinOp):
             return _MAYBE if self._reads_source else _HARMLESS
         return _HARMLESS if isinstance(value, _PLAIN) else _MAYBE
+
+    def _weight_of_method(self, func: ast.Attribute) -> int:
+        if func.attr in _GIVING:
+            return _MAYBE
+        root = _root(func.value)
+        if func.attr in _LOOKUPS:
+            mine = root is None or root == "self" or root in self._parameters
+            return _HARMLESS if mine else _MAYBE
+        if func.attr in _GIVING_SOURCE and self._reads_source:
+            return _MAYBE
+        if func.attr in ("split", "partition") and "ersion" in _last(func.value):
+            return _MAYBE
+        # A function of a module of the project's may give anything.
+        if root in ("self", "cls"):
+            return _MAYBE if self._is_method_call(func) else _HARMLESS
+        return _HARMLESS
+
+    @staticmethod
+    def _is_method_call(func: ast.Attribute) -> bool:
+        return isinstance(func.value, ast.Name)
 
     def _loops_harmlessly(self, iterated: ast.expr) -> bool:
         if isinstance(iterated, ast.Call):
@@ -421,11 +465,48 @@ class _Look:
     def _trigger(self, node: ast.AST) -> None:
         if isinstance(node, ast.Call):
             self._call(node)
+        elif isinstance(node, (ast.Return, ast.Yield)):
+            if node.value is not None:
+                self._gives |= self._given(node.value)
         elif isinstance(node, (ast.Assign, ast.Delete)):
             for target in node.targets:
                 self._target(target)
         elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
             self._target(node.target)
+
+    def _given(self, node: ast.expr) -> set[str]:
+        """The functions on which it depends whether a returned value matters."""
+        if isinstance(node, ast.Name):
+            if node.id in self._functions or node.id in self._parameters:
+                return {""}
+            if node.id in ("self", "cls") or self._standing(node.id) == _HARMLESS:
+                return set()
+            return self._from_calls.get(node.id, {""} if self._standing(node.id) == _MAYBE else set())
+        if isinstance(node, (ast.Attribute, ast.Subscript)):
+            root = _root(node)
+            if root is None:
+                inner = _innermost(node)
+                return self._given(inner) if isinstance(inner, ast.Call) else {""}
+            if root in ("self", "cls") or root in self._parameters:
+                return set()
+            return {""} if self._standing(root) == _MAYBE else set()
+        if isinstance(node, (ast.Tuple, ast.List)):
+            return set().union(*map(self._given, node.elts))
+        if isinstance(node, ast.Dict):
+            return set().union(*map(self._given, node.values))
+        if isinstance(node, ast.Call):
+            if self._weight(node) != _MAYBE:
+                return set()
+            name = _last(node.func)
+            return {name} if name and name not in _GIVING and name != "getattr" else {""}
+        if isinstance(node, ast.IfExp):
+            return self._given(node.body) | self._given(node.orelse)
+        if isinstance(node, (ast.Compare, ast.BoolOp, ast.UnaryOp)):
+            text = ast.unparse(node)
+            return {""} if "ersion" in text or "VERSION" in text or "hasattr" in text else set()
+        if isinstance(node, ast.BinOp):
+            return {""} if self._reads_source else set()
+        return {""} if isinstance(node, ast.Lambda) else set()
 
     def _target(self, target: ast.expr) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
@@ -465,14 +546,28 @@ class _Look:
         name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
         if not name:
             return
-        self._called.add(name)
+        if isinstance(func, ast.Attribute):
+            base = _root(func.value)
+            own = base in ("self", "cls") or (
+                base is not None
+                and base not in self._parameters
+                and self._standing(base) == _MAYBE
+            )
+        else:
+            own = True
+        if own:
+            self._called.add(name)
         for argument in node.args:
             # A function that is handed over may be called by whom it is handed to.
             if isinstance(argument, ast.Name):
                 self._called.add(argument.id)
-        for given in (*node.args, *(k.value for k in node.keywords)):
-            for root in self._foreign_roots(given):
-                self._called_with.add((name, root))
+        if own:
+            for given in (*node.args, *(k.value for k in node.keywords)):
+                for root in self._foreign_roots(given):
+                    self._called_with.add((name, root))
+                base = _root(given)
+                if base is not None and base in self._parameters:
+                    self._passed.add(name)
         if name in _SETTERS:
             if node.args:
                 self._write(node.args[0])
@@ -546,7 +641,7 @@ class _Look:
 _NOTED = frozenset({
     ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.AnnAssign, ast.NamedExpr,
     ast.For, ast.AsyncFor, ast.comprehension, ast.withitem, ast.Import, ast.ImportFrom,
-    ast.Global, ast.keyword, ast.Dict, ast.AugAssign, ast.Delete,
+    ast.Global, ast.keyword, ast.Dict, ast.AugAssign, ast.Delete, ast.Return, ast.Yield,
 })  # fmt: skip
 
 

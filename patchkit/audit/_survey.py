@@ -47,11 +47,15 @@ class Survey:
             self._look()
             names = self._helpers()
             self._interpreter.helper_names = set(names)
+            self._interpreter.giver_names = self._givers()
+            self._interpreter.possible = lambda state, root: self._possible(
+                self.project.by_path[state.path], root
+            )
             self._choose(
                 lambda file, look: any(self._possible(file, root) for root in look.alone)
                 or any(n in names and self._possible(file, root) for n, root in look.called_with)
             )
-            self._walk(names, frozenset())
+            self._walk(names)
             self._callers(names)
         self.found.doors += declared_doors(self.project)
         self.found.sightings = _merged(self._existing(self.found.sightings))
@@ -97,6 +101,21 @@ class Survey:
         # A file without any trigger may still call a helper.
         self._look_further(names)
         return frozenset(names)
+
+    def _givers(self) -> set[str]:
+        """Names of functions whose result may matter."""
+        names = {""}
+        for _ in range(_ROUNDS):
+            more = {
+                name
+                for seen in self._looks.values()
+                for name, origins in seen.giving
+                if name not in names and not names.isdisjoint(origins)
+            }
+            if not more:
+                break
+            names |= more
+        return names
 
     def _look_further(self, names: Iterable[str]) -> None:
         """Look at files without a trigger of their own that mention one of the names."""
@@ -145,6 +164,7 @@ class Survey:
         return False
 
     def _choose(self, wanted: Callable[[SourceFile, FileLook], bool]) -> None:
+        """Parse the files that are wanted and keep them."""
         for file in self.project.files:
             seen = self._looks.get(file.relative)
             if file.relative not in self._chosen and seen is not None and wanted(file, seen):
@@ -154,30 +174,46 @@ class Survey:
 
     # ---- walking ---------------------------------------------------------------------
 
-    def _walk(self, helpers: frozenset[str], patching: frozenset[str]) -> None:
+    def _walk(self, helpers: frozenset[str]) -> None:
         for state in list(self._chosen.values()):
             self._interpreter.walk_module(state)
         for state in list(self._chosen.values()):
-            file = self.project.by_path[state.path]
-            self._interpreter.walk_functions(
-                state, helpers, patching, lambda root, file=file: self._possible(file, root)  # type: ignore[misc]
-            )
+            self._walk_functions(state, helpers, frozenset())
+
+    def _walk_functions(
+        self, state: ModuleState, helpers: frozenset[str], patching: frozenset[str]
+    ) -> None:
+        file = self.project.by_path[state.path]
+        self._interpreter.walk_functions(
+            state, helpers, patching, lambda root: self._possible(file, root)
+        )
 
     def _callers(self, helpers: frozenset[str]) -> None:
         """Walk whatever calls a function that patches: under which tests is it called?"""
-        known: set[str] = set()
+        known: set[Func] = set()
         for _ in range(_ROUNDS):
-            names = frozenset(
-                f.node.name
-                for f in self._patching()
-                if not f.local and not isinstance(f.node, ast.Lambda)
-            )
-            if names <= known:
+            wanted: dict[str, set[str]] = {}
+            for func in self._patching() - known:
+                known.add(func)
+                name = getattr(func.node, "name", "")
+                if name and not func.local and not name.startswith("__"):
+                    wanted.setdefault(name, set()).add(func.module.name)
+            if not wanted:
                 break
-            known |= names
-            self._look_further(names)
-            self._choose(lambda _, look, names=names: not names.isdisjoint(look.called))  # type: ignore[misc]
-            self._walk(helpers, names)
+            self._look_further(wanted)
+            for file in self.project.files:
+                look = self._looks.get(file.relative)
+                if look is None:
+                    continue
+                names = frozenset(
+                    n for n, homes in wanted.items() if n in look.called and _links(file, look, n, homes)
+                )
+                if names:
+                    state = self._interpreter.state_of(file)
+                    if state is not None:
+                        self._chosen.setdefault(file.relative, state)
+                        self._interpreter.walk_module(state)
+                        self._walk_functions(state, helpers, names)
 
     @property
     def known_modules(self) -> set[str]:
@@ -193,7 +229,7 @@ class Survey:
         """Walk a module that was not walked yet, so that what it imports is known."""
         self._interpreter.module(module)
 
-    def _patching(self) -> list[Func]:
+    def _patching(self) -> set[Func]:
         """Functions in which a write was seen, and those that call them."""
         found = {s.function for s in self.found.sightings if s.function is not None}
         while True:
@@ -203,7 +239,7 @@ class Survey:
                 if e.callee in found and e.caller is not None and e.caller not in found
             }
             if not more:
-                return list(found)
+                return found
             found |= more
 
     def _existing(self, sightings: list[Sighting]) -> list[Sighting]:
@@ -218,6 +254,20 @@ class Survey:
                 and _namespace(s.target) in own
             )
         ]
+
+
+def _links(file: SourceFile, look: FileLook, name: str, homes: set[str]) -> bool:
+    """Whether a file can mean a function of one of `homes` when it calls `name`."""
+    if file.module in homes:
+        return True
+    lasts = {home.rpartition(".")[2] for home in homes}
+    for origins in look.imports.values():
+        for module, _, imported in origins:
+            if imported in (name, "*") or imported in lasts:
+                return True
+            if not imported and module.rpartition(".")[2] in lasts:
+                return True
+    return False
 
 
 def _namespace(target: Ref) -> str:
