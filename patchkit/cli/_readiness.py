@@ -123,8 +123,7 @@ def _version(
     # none of those that are written version by version is meant.
     limited = [r for r in patches if r.versions] or patches
     if not any(r.applies(version) for r in limited):
-        ranges = ", ".join(sorted({r.versions for r in limited}))
-        reason = f"no patch is declared for {package} {version} (declared: {ranges})"
+        reason = f"no patch is declared for {package} {version} ({_declared(limited)})"
         return Readiness(package=package, version=version, state=State.BROKEN, reason=reason)
     view = ManifestView(manifest)
     reference, findings = _since_review(package, needed, view, versions, reviewed, adapter)
@@ -155,6 +154,18 @@ def _version(
         reason=_reason(state, verdicts),
         verdicts=tuple(verdicts),
     )
+
+
+def _declared(patches: Sequence[Requirement]) -> str:
+    """The versions that patches are declared for, in few words."""
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
+
+    ranges = sorted({r.versions for r in patches})
+    bounds = sorted({Version(s.version.rstrip(".*")) for r in ranges for s in SpecifierSet(r)})
+    if len(ranges) > 2 and bounds:
+        return f"declared: between {bounds[0]} and {bounds[-1]}"
+    return "declared: " + " and ".join(ranges)
 
 
 def _reason(state: State, verdicts: Sequence[Verdict]) -> str:
