@@ -119,9 +119,11 @@ def _version(
 ) -> Readiness:
     version = manifest.version
     patches = [r for r in needed if r.role == "patch"]
-    # Patches for any version (of a gate, say) do not make a version supported for which
-    # none of those that are written version by version is meant.
-    limited = [r for r in patches if r.versions] or patches
+    # A few patches for any version (of a gate, say) do not make a version supported for
+    # which none of the many that are written version by version is meant.
+    limited = [r for r in patches if r.versions]
+    if 2 * len(limited) <= len(patches):
+        limited = patches
     if not any(r.applies(version) for r in limited):
         reason = f"no patch is declared for {package} {version} ({_declared(limited)})"
         return Readiness(package=package, version=version, state=State.BROKEN, reason=reason)
@@ -206,6 +208,7 @@ def _since_review(
     earlier = sorted((v for v in known if Version(v) < here), key=Version)
     later = sorted((v for v in known if Version(v) > here), key=Version)
     findings: dict[str, Finding] = {}
+    reference = ""
     for text in earlier[-1:] or later[:1]:
         manifest = stored_manifest(package, text, extra=adapter.manifests)
         if manifest is None:
