@@ -58,14 +58,15 @@ print(spent)
 """
 
 WHOLE = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 start = time.perf_counter()
 from patchkit.symbols.drift import TreeSource, build_whole
 manifest = build_whole(TreeSource(Path(sys.argv[1]), sys.argv[2]))
 read = time.perf_counter() - start
+cpu = os.times()
 manifest.dump(Path(sys.argv[3]))
-print(read, time.perf_counter() - start, len(manifest.symbols))
+print(read, time.perf_counter() - start, len(manifest.symbols), sum(cpu[:4]))
 """
 
 GRIFFE = """
@@ -142,8 +143,9 @@ def main() -> None:
         row("floor: ast.parse of NEW, one core", parse, f"{files:.0f} files, {size / 1e6:.0f} MB")
         (digests,) = run(DIGESTS, str(new), package)
         row("digests alone, one core", digests)
-        read, written, symbols = run(WHOLE, str(new), package, str(folder / "m.json"))
-        row("patchkit: whole manifest of NEW, read", read, f"{symbols:.0f} symbols")
+        read, written, symbols, cpu = run(WHOLE, str(new), package, str(folder / "m.json"))
+        row("patchkit: whole manifest of NEW, read", read,
+            f"{symbols:.0f} symbols; {cpu:.1f} s of CPU in all processes")  # fmt: skip
         row("patchkit: the same, and written to a file", written)
         row("bound: ast.parse on one core + digests on two", parse + digests / 2)
         measure(row, options, versions, old, new)
