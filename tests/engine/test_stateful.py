@@ -33,7 +33,8 @@ from patchkit.engine.errors import (
 from .conftest import patch, rollout
 
 _numbers = itertools.count()
-_folder = Path(tempfile.mkdtemp(prefix="patchkit-stateful-"))
+_temporary = tempfile.TemporaryDirectory(prefix="patchkit-stateful-")  # gone with the process
+_folder = Path(_temporary.name)
 
 UP = """
 def f(): return ['old']
