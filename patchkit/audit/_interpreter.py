@@ -809,6 +809,14 @@ class Interpreter:
             rest = tuple((Const(k), v) for k, v in left.items())
             scope.bind(spec.kwarg.arg, Map(rest), ())
 
+    def peek(self, node: ast.expr, frame: Frame) -> Value:
+        """The value of a name or a chain of attributes; of nothing that would be called."""
+        if isinstance(node, ast.Name):
+            return self.evaluator.lookup(node.id, frame.scope, ())
+        if isinstance(node, ast.Attribute):
+            return self.evaluator.attribute(self.peek(node.value, frame), node.attr)
+        return UNKNOWN
+
     # ---- writes --------------------------------------------------------------------
 
     def write(

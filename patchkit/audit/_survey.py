@@ -36,8 +36,8 @@ class Survey:
     def __init__(self, project: Project, *, workers: int = _WORKERS) -> None:
         self.project = project
         self._workers = workers
-        self._interpreter = Interpreter(project)
-        self.found: Findings = self._interpreter.found
+        self.interpreter = Interpreter(project)
+        self.found: Findings = self.interpreter.found
         self._looks: dict[str, FileLook] = {}
         self._chosen: dict[str, ModuleState] = {}
         self._possibilities: dict[tuple[str, str], bool] = {}
@@ -46,9 +46,9 @@ class Survey:
         with _without_collector():
             self._look()
             names = self._helpers()
-            self._interpreter.helper_names = set(names)
-            self._interpreter.giver_names = self._givers()
-            self._interpreter.possible = lambda state, root: self._possible(
+            self.interpreter.helper_names = set(names)
+            self.interpreter.giver_names = self._givers()
+            self.interpreter.possible = lambda state, root: self._possible(
                 self.project.by_path[state.path], root
             )
             self._choose(
@@ -168,7 +168,7 @@ class Survey:
         for file in self.project.files:
             seen = self._looks.get(file.relative)
             if file.relative not in self._chosen and seen is not None and wanted(file, seen):
-                state = self._interpreter.state_of(file)
+                state = self.interpreter.state_of(file)
                 if state is not None:
                     self._chosen[file.relative] = state
 
@@ -176,7 +176,7 @@ class Survey:
 
     def _walk(self, helpers: frozenset[str]) -> None:
         for state in list(self._chosen.values()):
-            self._interpreter.walk_module(state)
+            self.interpreter.walk_module(state)
         for state in list(self._chosen.values()):
             self._walk_functions(state, helpers, frozenset())
 
@@ -184,7 +184,7 @@ class Survey:
         self, state: ModuleState, helpers: frozenset[str], patching: frozenset[str]
     ) -> None:
         file = self.project.by_path[state.path]
-        self._interpreter.walk_functions(
+        self.interpreter.walk_functions(
             state, helpers, patching, lambda root: self._possible(file, root)
         )
 
@@ -209,16 +209,16 @@ class Survey:
                     n for n, homes in wanted.items() if n in look.called and _links(file, look, n, homes)
                 )
                 if names:
-                    state = self._interpreter.state_of(file)
+                    state = self.interpreter.state_of(file)
                     if state is not None:
                         self._chosen.setdefault(file.relative, state)
-                        self._interpreter.walk_module(state)
+                        self.interpreter.walk_module(state)
                         self._walk_functions(state, helpers, names)
 
     @property
     def known_modules(self) -> set[str]:
         """Foreign names that the project imports as modules."""
-        return self._interpreter.known_modules
+        return self.interpreter.known_modules
 
     @property
     def functions(self) -> dict[str, Func]:
@@ -227,7 +227,7 @@ class Survey:
 
     def imports_of(self, module: str) -> None:
         """Walk a module that was not walked yet, so that what it imports is known."""
-        self._interpreter.module(module)
+        self.interpreter.module(module)
 
     def _patching(self) -> set[Func]:
         """Functions in which a write was seen, and those that call them."""
@@ -244,7 +244,7 @@ class Survey:
 
     def _existing(self, sightings: list[Sighting]) -> list[Sighting]:
         """Without implementations of operators that the project defines itself."""
-        own = self._interpreter.own_namespaces
+        own = self.interpreter.own_namespaces
         return [
             s
             for s in sightings

@@ -12,6 +12,8 @@ from importlib import import_module
 # command -> (module in patchkit.cli, one-line help). The module has an `app`,
 # a typer application with the command (or the group of commands) in it.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "audit": ("audit", "what a project patches, and what an upgrade does to each patch"),
+    "adopt": ("adopt", "a skeleton adapter out of a project's patches"),
     "check": ("check", "the whole plan of an adapter, against what is installed"),
     "diff": ("diff", "how symbols fare from one version of a package to another"),
     "matrix": ("matrix", "which versions an adapter is ready for"),

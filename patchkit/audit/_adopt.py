@@ -1,0 +1,287 @@
+"""From findings to a skeleton adapter that declares the same patches."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchkit.audit._findings import Finding, Report, VerdictKind
+from patchkit.errors import ConfigurationError
+
+_TODO = "TODO"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unexpressed:
+    """A patch, or a part of one, that the skeleton does not say.
+
+    Attributes:
+        finding: The patch.
+        reason: Why not.
+        remedy: What to do about it.
+        declared: Whether the patch itself is in the skeleton all the same.
+    """
+
+    finding: Finding
+    reason: str
+    remedy: str
+    declared: bool
+
+    def __str__(self) -> str:
+        return f"{self.finding.place} {self.finding.identity}: {self.reason}; {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skeleton:
+    """What ``patchkit adopt`` writes.
+
+    Attributes:
+        name: The adapter's name.
+        declared: The findings that became patches.
+        unexpressed: What could not be said.
+        files: Relative path -> text.
+    """
+
+    name: str
+    declared: tuple[Finding, ...]
+    unexpressed: tuple[Unexpressed, ...]
+    files: dict[str, str]
+
+
+def adopt(report: Report, name: str, *, side: str = "rollout") -> Skeleton:
+    """A skeleton adapter for what an audit found.
+
+    Args:
+        report: The audit's answer.
+        name: The name of the adapter.
+        side: ``rollout`` or ``trainer``: where patches of the trainer's packages go
+            is decided per package, everything else goes here.
+    """
+    if not name.isidentifier():
+        raise ConfigurationError(f"the name {name!r} is no identifier")
+    declared: list[tuple[Finding, str]] = []
+    left: list[Unexpressed] = []
+    seen: dict[tuple[str, str], Finding] = {}
+    for finding in report.findings:
+        obstacle = _obstacle(finding)
+        if obstacle is not None:
+            left.append(
+                Unexpressed(
+                    finding=finding, reason=obstacle[0], remedy=obstacle[1], declared=False
+                )
+            )
+            continue
+        key = (finding.identity, finding.versions)
+        earlier = seen.get(key)
+        if earlier is not None:
+            left.append(
+                Unexpressed(
+                    finding=finding,
+                    reason=f"{earlier.place} patches it already, under the same versions",
+                    remedy="join the two, or give them version ranges that exclude each other",
+                    declared=False,
+                )
+            )
+            continue
+        seen[key] = finding
+        declared.append((finding, _side(finding, side)))
+        left += _remarks(finding)
+    findings = tuple(f for f, _ in declared)
+    files = {
+        "__init__.py": _module(name, declared),
+        "reviewed.json": json.dumps({"schema": 1, "symbols": {}}, indent=1) + "\n",
+        "README.md": _readme(name, findings, left, report),
+    }
+    return Skeleton(name=name, declared=findings, unexpressed=tuple(left), files=files)
+
+
+def write_skeleton(skeleton: Skeleton, folder: Path) -> None:
+    """Write the files; nothing that exists is overwritten.
+
+    Raises:
+        ConfigurationError: One of the files exists.
+    """
+    taken = [str(folder / file) for file in skeleton.files if (folder / file).exists()]
+    if taken:
+        raise ConfigurationError(
+            f"{', '.join(taken)}: nothing is overwritten; name another folder with --output"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in skeleton.files.items():
+        (folder / file).write_text(text, "utf-8")
+
+
+def _obstacle(finding: Finding) -> tuple[str, str] | None:
+    """Why a finding cannot be declared at all, and what to do."""
+    if finding.action == "rewrite":
+        return (
+            "it rewrites source text by anchors",
+            "write the changed function out and declare it as a replacement",
+        )
+    if finding.action == "module":
+        return (
+            "it replaces a whole module",
+            "declare the functions and classes of the module that are used",
+        )
+    if finding.action in ("class-swap", "delete"):
+        return (
+            f"there is no declaration for a {finding.action}",
+            "replace the methods of the class, or the value, instead",
+        )
+    if ":" not in finding.target:
+        return ("its target is no symbol", "name the symbol that is meant")
+    if finding.action == "value":
+        return None
+    if finding.replacement_kind in ("unknown", "object", "") or not finding.replacement:
+        return (
+            "what it writes is made at run time",
+            "give the replacement a name in a module",
+        )
+    if not finding.importable or not re.fullmatch(
+        r"[\w.]+:[\w.]+|[\w.]+", finding.replacement
+    ):
+        return (
+            f"its replacement {finding.replacement} is defined inside a function",
+            "move it to the top of a module, so that it can be named",
+        )
+    return None
+
+
+def _remarks(finding: Finding) -> Iterator[Unexpressed]:
+    """Parts of a declared finding that its declaration does not say."""
+    if finding.unexpressed:
+        yield Unexpressed(
+            finding=finding,
+            reason="its condition is no version range: " + " and ".join(finding.unexpressed),
+            remedy="decide it in a profile, or split the adapter",
+            declared=True,
+        )
+    if finding.action == "wrap" and finding.keeps_original:
+        yield Unexpressed(
+            finding=finding,
+            reason="the replacement takes the original from its surroundings",
+            remedy="make it a factory(original) that returns the new function",
+            declared=True,
+        )
+    if finding.form in ("wrapt", "ddtrace", "opentelemetry"):
+        yield Unexpressed(
+            finding=finding,
+            reason="the wrapper takes (wrapped, instance, args, kwargs)",
+            remedy="make it a factory(original) with the original's signature",
+            declared=True,
+        )
+
+
+def _side(finding: Finding, side: str) -> str:
+    return "rollout" if finding.package == "vllm" else (
+        "trainer" if finding.package in ("transformers", "torch", "accelerate") else side
+    )
+
+
+def _module(name: str, declared: list[tuple[Finding, str]]) -> str:
+    lines = [
+        f'"""The patches that were found in the project, declared for the adapter {name}.',
+        "",
+        "A skeleton: every TODO is a question to a person, and nothing here is reviewed.",
+        '"""',
+        "",
+        "from __future__ import annotations",
+        "",
+        "from pathlib import Path",
+        "",
+    ]
+    needs_value = any(
+        f.action == "value" and isinstance(f.value, str) for f, _ in declared
+    )
+    lines.append(
+        "from patchkit.engine import Adapter, Patch" + (", Value" if needs_value else "")
+    )
+    for side in ("rollout", "trainer"):
+        chosen = [f for f, s in declared if s == side]
+        lines += ["", f"{side.upper()} = ("]
+        for finding in chosen:
+            lines += [f"    {line}" for line in _patch(finding)]
+        lines.append(")")
+    lines += [
+        "",
+        "adapter = Adapter(",
+        f'    name="{name}",',
+        "    rollout=ROLLOUT,",
+        "    trainer=TRAINER,",
+        '    reviewed=Path(__file__).parent / "reviewed.json",',
+        ")",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _patch(finding: Finding) -> Iterator[str]:
+    worst = finding.worst()
+    yield f"# {finding.place}: {finding.source or finding.form}"[:99]
+    if worst is not None and worst.kind is not VerdictKind.FINE:
+        yield f"# {worst.version}: {worst.kind.sentence}: {worst.text}"[:99]
+    yield "Patch("
+    yield f"    symbol={finding.target!r},"
+    action = finding.action
+    yield f"    action={action!r},"
+    yield f"    replacement={_replacement(finding)},"
+    if finding.key is not None and action in ("register", "dispatch"):
+        yield f"    key={finding.key!r},"
+    if finding.versions:
+        yield f"    versions={finding.versions!r},"
+    for field in ("reason", "consequence", "until"):
+        yield f'    {field}="{_TODO}",'
+    yield "),"
+
+
+def _replacement(finding: Finding) -> str:
+    if finding.action == "value":
+        return f"Value({finding.value!r})" if isinstance(finding.value, str) else repr(
+            finding.value
+        )
+    reference = finding.replacement
+    if ":" not in reference:
+        module, _, name = reference.rpartition(".")
+        reference = f"{module}:{name}"
+    return repr(reference)
+
+
+def _readme(
+    name: str, declared: tuple[Finding, ...], left: list[Unexpressed], report: Report
+) -> str:
+    lines = [
+        f"# {name}",
+        "",
+        f"Skeleton of an adapter, made from what `patchkit audit` found in `{report.root}`: "
+        f"{len(declared)} of {len(report.findings)} patches are declared in `__init__.py`.",
+        "",
+        "1. Answer each TODO: reason, consequence of leaving it out, when it can go.",
+        "2. Turn wrappers into factories, `factory(original)`.",
+        "3. `patchkit check` the adapter against what is installed, then `patchkit adapt` it "
+        "to record what was reviewed.",
+        "4. Delete each patch from the project as the adapter takes it over.",
+        "",
+        "Entry point, so that the adapter is found by its name:",
+        "",
+        "```toml",
+        '[project.entry-points."patchkit.adapters"]',
+        f'{name} = "your_package.{name}:adapter"',
+        "```",
+        "",
+        "## What the skeleton does not say",
+        "",
+    ]
+    if not left and not report.blind_spots:
+        lines.append("Nothing: everything that was found is declared.")
+    for entry in left:
+        state = "declared, but" if entry.declared else "not declared:"
+        lines.append(
+            f"- {entry.finding.place} `{entry.finding.identity}`: {state} {entry.reason}. "
+            f"To do: {entry.remedy}."
+        )
+    for spot in report.blind_spots:
+        lines.append(f"- {spot.place}: not seen: {spot.reason}.")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,706 @@
+"""One verdict per patch and version."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import unified_diff
+
+from patchkit.audit._absorption import absorbed
+from patchkit.audit._findings import Verdict, VerdictKind
+from patchkit.audit._guards import Ways, World, all_true, describe
+from patchkit.audit._replacements import Replacement
+from patchkit.audit._selectors import off_path
+from patchkit.audit._sightings import Sighting
+from patchkit.audit._signatures import Problem, misbound_call, misfits
+from patchkit.audit._values import Edit, FilePath, Ref
+from patchkit.audit._versions import Target, Versions
+from patchkit.symbols import SymbolFacts
+from patchkit.symbols.drift import Finding as Fate
+from patchkit.symbols.drift import Kind
+
+_CALLABLE = ("function", "method", "staticmethod", "classmethod")
+_MAX_DIFF = 80
+_GRAVITY = (
+    VerdictKind.GUARD, VerdictKind.ANCHOR, VerdictKind.GONE, VerdictKind.MOVED,
+    VerdictKind.RENAMED, VerdictKind.SIGNATURE, VerdictKind.ABSORBED, VerdictKind.OFF_PATH,
+    VerdictKind.BODY,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A patch, ready to be judged.
+
+    Attributes:
+        sighting: Where and how it is written.
+        symbol: ``module:qualname``, or a module, or a file.
+        replacement: What is written.
+    """
+
+    sighting: Sighting
+    symbol: str
+    replacement: Replacement
+
+
+class AtVersion(World):
+    """The packages as they are when one version of one package is asked about."""
+
+    def __init__(self, target: Target, versions: Versions) -> None:
+        self._target = target
+        self._versions = versions
+
+    def version(self, package: str) -> str | None:
+        found = self._of(package)
+        return found.version if found is not None else None
+
+    def has(self, place: Ref) -> bool | None:
+        found = self._of(place.root)
+        return found.has(place) if found is not None else None
+
+    def _of(self, package: str) -> Target | None:
+        if package == self._target.package:
+            return self._target
+        asked = self._versions.asked.get(package)
+        if asked:
+            return asked[-1]
+        return self._versions.installed(package)
+
+
+class Judge:
+    """Judges patches."""
+
+    def __init__(
+        self,
+        versions: Versions,
+        ways: Ways,
+        settings: Mapping[str, str],
+        sightings: Iterable[Sighting],
+    ) -> None:
+        self._versions = versions
+        self._ways = ways
+        self._settings = settings
+        # Tries whose handlers patch something else instead.
+        self._fallbacks = {
+            g.site for s in sightings for g in s.guards if g.kind == "except"
+        }
+
+    def verdicts(self, subject: Subject, package: str) -> tuple[Verdict, ...]:
+        """One verdict per version asked about."""
+        targets = self._versions.of(package)
+        found = [self._verdict(subject, target) for target in targets]
+        if not any(v.kind is VerdictKind.GUARD for v in found):
+            return tuple(found)
+        # A guard that holds at another version asked about does what it is there for.
+        elsewhere = any(v.kind is not VerdictKind.GUARD for v in found)
+        return tuple(
+            replace(v, level="note") if v.kind is VerdictKind.GUARD and elsewhere else v
+            for v in found
+        )
+
+    def _verdict(self, subject: Subject, target: Target) -> Verdict:
+        base = self._versions.base_of(target.package, target)
+        world = AtVersion(target, self._versions)
+        reasons: list[Verdict] = []
+        guard = self._guard(subject.sighting, world, target)
+        if guard is not None:
+            reasons.append(guard)
+        reasons += self._reasons(subject, target, base, world)
+        if not reasons:
+            return self._fine(subject, target, base)
+        order = {kind: index for index, kind in enumerate(_GRAVITY)}
+        silent = guard is not None and guard.silent
+        if silent and len(reasons) > 1:
+            # Told more by what became of the target than by the import that fails.
+            reasons = [*reasons[1:], reasons[0]]
+            first, *rest = reasons
+        else:
+            first, *rest = sorted(reasons, key=lambda v: order.get(v.kind, len(order)))
+        return replace(
+            first,
+            also=(*first.also, *(f"{v.kind.sentence}: {v.text}" for v in rest)),
+            alias_sites=self._alias_sites(subject, target),
+            silent=silent or first.silent,
+        )
+
+    def _fine(self, subject: Subject, target: Target, base: Target | None) -> Verdict:
+        sighting = subject.sighting
+        notes: list[str] = []
+        text = ""
+        if target.source is None and not target.view.known(subject.symbol):
+            return Verdict(
+                version=target.label, kind=VerdictKind.UNKNOWN,
+                text="the stored manifest says nothing about it: name a wheel or a folder",
+            )  # fmt: skip
+        if ":" in subject.symbol:
+            facts = target.facts(subject.symbol)
+            if facts is not None and facts.inherited_from:
+                notes.append(f"inherited from {facts.inherited_from}: only this class is patched")
+            if facts is not None and facts.reexport_of and sighting.action != "register":
+                notes.append(
+                    f"the name is imported from {facts.reexport_of}, which keeps its own"
+                )
+            if facts is None and sighting.action in ("replace", "value", "wrap", "class-swap"):
+                text = "a new name: nothing of that name is there"
+            if facts is not None and base is not None and subject.replacement.keeps_original:
+                fate = self._fate(subject.symbol, target, base)
+                if fate is not None and fate.kind in (Kind.BODY_ONLY, Kind.SIGNATURE_COMPATIBLE):
+                    notes.append("the original's body changed; the replacement calls it")
+        return Verdict(
+            version=target.label,
+            kind=VerdictKind.FINE,
+            text=text,
+            also=tuple(notes),
+            alias_sites=self._alias_sites(subject, target),
+        )
+
+    # ---- guards --------------------------------------------------------------------
+
+    def _guard(self, sighting: Sighting, world: World, target: Target) -> Verdict | None:
+        own = all_true(sighting.guards, world)
+        reached = self._ways.reached(sighting.function, world)
+        if own is not False and reached is not False:
+            return None
+        if own is False:
+            failing = [g for g in sighting.guards if all_true((g,), world) is False]
+            text = " and ".join(describe(failing))
+            silent = all(g.kind == "try" and g.site not in self._fallbacks for g in failing)
+        else:
+            failing = [
+                g
+                for guards in self._ways.conditions(sighting.function)
+                for g in guards
+                if all_true((g,), world) is False
+            ]
+            text = " and ".join(describe(failing)) or "no call of it is reached"
+            silent = bool(failing) and all(
+                g.kind == "try" and g.site not in self._fallbacks for g in failing
+            )
+        if silent:
+            text = f"{text}: that is false, the import fails and nobody is told"
+        else:
+            text = f"{text}: that is false, the patch is not applied"
+        return Verdict(
+            version=target.label, kind=VerdictKind.GUARD, text=text, silent=silent
+        )
+
+    # ---- targets ---------------------------------------------------------------------
+
+    def _reasons(
+        self, subject: Subject, target: Target, base: Target | None, world: World
+    ) -> Iterator[Verdict]:
+        sighting = subject.sighting
+        if sighting.action == "rewrite":
+            yield from self._rewriting(subject, target, base)
+        elif sighting.action == "dispatch":
+            yield from self._operator(subject, target)
+        elif sighting.action == "module" or ":" not in subject.symbol:
+            yield from self._module(subject, target, base)
+        else:
+            yield from self._symbol(subject, target, base)
+
+    def _symbol(
+        self, subject: Subject, target: Target, base: Target | None
+    ) -> Iterator[Verdict]:
+        symbol = subject.symbol
+        facts = target.facts(symbol)
+        fate = self._fate(symbol, target, base)
+        if facts is None:
+            yield from self._missing(subject, target, base, fate)
+            return
+        if fate is not None and fate.new_symbol is not None:
+            # The old path still leads there, by inheritance or by a re-export: what is
+            # written to it is not seen by those who use the new place.
+            if fate.old.kind != "class" or subject.sighting.action not in ("register",):
+                yield self._moved(target, fate)
+        before = base.facts(symbol) if base is not None else None
+        yield from self._signature(subject, target, facts, before)
+        yield from self._absorbed(subject, target, base, facts, before)
+        why = off_path(target, facts.defined_at, self._settings)
+        if why:
+            yield Verdict(version=target.label, kind=VerdictKind.OFF_PATH, text=why)
+        yield from self._body(subject, target, base, facts, fate)
+
+    def _missing(
+        self, subject: Subject, target: Target, base: Target | None, fate: Fate | None
+    ) -> Iterator[Verdict]:
+        sighting = subject.sighting
+        symbol = subject.symbol
+        if not target.view.known(symbol):
+            return
+        if fate is not None:
+            if fate.new_symbol is not None:
+                yield self._moved(target, fate)
+            else:
+                yield Verdict(
+                    version=target.label,
+                    kind=VerdictKind.GONE,
+                    text=f"{base.label if base else 'before'} has it; {fate.evidence}",
+                )
+            return
+        module, _, name = symbol.partition(":")
+        owner, _, last = name.rpartition(".")
+        place = f"{module}:{owner}" if owner else module
+        owner_there = target.facts(place) if owner else target.is_module(module)
+        if not owner_there:
+            yield self._owner_gone(target, base, place, last)
+            return
+        raw = target.source.source.raw(module) if target.source is not None else None
+        if raw is not None and raw.dynamic and not owner:
+            return  # the module makes names as they are asked for
+        if not self._must_exist(subject, base):
+            return
+        yield Verdict(
+            version=target.label,
+            kind=VerdictKind.GONE,
+            text=f"{place} has no {last}",
+            confidence=1.0 if sighting.must_exist or subject.replacement.keeps_original else 0.8,
+        )
+
+    def _must_exist(self, subject: Subject, base: Target | None) -> bool:
+        """Whether a name that is not there was meant to be there."""
+        if subject.sighting.must_exist or subject.replacement.keeps_original:
+            return True
+        if subject.sighting.action in ("register", "delete", "class-swap"):
+            return True
+        if base is not None and base.view.known(subject.symbol):
+            return False  # not there before either: the project adds it
+        return subject.sighting.action == "replace"
+
+    def _owner_gone(
+        self, target: Target, base: Target | None, place: str, last: str
+    ) -> Verdict:
+        if base is not None and ":" in place:
+            fate = self._fate(place, target, base)
+            if fate is not None and fate.new_symbol is not None:
+                return Verdict(
+                    version=target.label,
+                    kind=VerdictKind.MOVED if fate.kind is Kind.MOVED else VerdictKind.RENAMED,
+                    text=f"{place} is {fate.new_symbol} there ({fate.evidence})",
+                    new_symbol=f"{fate.new_symbol}.{last}",
+                    confidence=fate.confidence,
+                )
+        what = "class" if ":" in place else "module"
+        return Verdict(
+            version=target.label, kind=VerdictKind.GONE, text=f"there is no {what} {place}"
+        )
+
+    def _moved(self, target: Target, fate: Fate) -> Verdict:
+        also = f"; {fate.also}" if fate.also else ""
+        return Verdict(
+            version=target.label,
+            kind=VerdictKind.MOVED if fate.kind is Kind.MOVED else VerdictKind.RENAMED,
+            text=f"it is {fate.new_symbol} there ({fate.evidence}{also})",
+            new_symbol=fate.new_symbol,
+            confidence=fate.confidence,
+        )
+
+    def _fate(self, symbol: str, target: Target, base: Target | None) -> Fate | None:
+        if base is None or ":" not in symbol:
+            return None
+        return target.fate(symbol, base)
+
+    # ---- signatures ------------------------------------------------------------------
+
+    def _signature(
+        self,
+        subject: Subject,
+        target: Target,
+        facts: SymbolFacts,
+        before: SymbolFacts | None,
+    ) -> Iterator[Verdict]:
+        problems = list(self._problems(subject, facts, before))
+        if not problems:
+            return
+        first = problems[0]
+        yield Verdict(
+            version=target.label,
+            kind=VerdictKind.SIGNATURE,
+            text="; ".join(p.text for p in problems),
+            parameter=first.parameter or None,
+        )
+
+    def _problems(
+        self, subject: Subject, facts: SymbolFacts, before: SymbolFacts | None
+    ) -> Iterator[Problem]:
+        action, new = subject.sighting.action, subject.replacement
+        if action == "wrap":
+            # (wrapped, instance, args, kwargs) takes whatever comes; what it passes on
+            # explicitly is looked at by nobody.
+            return
+        if action == "class-swap" or action != "replace":
+            return
+        if new.kind == "function" and new.parameters is not None:
+            yield from self._function_problems(new, facts, before)
+        elif new.kind == "class" and facts.kind == "class" and new.parameters is not None:
+            if facts.parameters:
+                yield from misfits(
+                    facts, new.parameters, receiver=False,
+                    before=before if before is not None and before.kind == "class" else None,
+                )  # fmt: skip
+
+    def _function_problems(
+        self, new: Replacement, facts: SymbolFacts, before: SymbolFacts | None
+    ) -> Iterator[Problem]:
+        assert new.parameters is not None
+        if facts.kind == "class":
+            if facts.parameters:
+                yield from misfits(facts, new.parameters, receiver=False)
+            return
+        if facts.kind in ("property", "cached_property"):
+            if new.descriptor not in ("property", "cached_property"):
+                yield Problem("", f"the target is a {facts.kind} there, the replacement is not")
+            return
+        if facts.kind not in _CALLABLE:
+            return
+        if new.descriptor in ("property", "cached_property"):
+            yield Problem("", f"the target is a {facts.kind} there, the replacement a property")
+            return
+        in_class = facts.kind != "function"
+        descriptor = new.descriptor or ("method" if in_class else "function")
+        if in_class and facts.kind in ("staticmethod", "classmethod"):
+            if descriptor != facts.kind and not _takes_anything(new):
+                yield Problem("", f"the target is a {facts.kind} there, the replacement is none")
+                return
+        elif in_class and descriptor in ("staticmethod", "classmethod"):
+            yield Problem("", f"the replacement is a {descriptor}, the target is a method there")
+            return
+        receiver = facts.kind in ("method", "classmethod")
+        if facts.kind == "staticmethod" and descriptor != "staticmethod":
+            receiver = False
+        comparable = before if before is not None and before.kind == facts.kind else None
+        yield from misfits(facts, new.parameters, receiver=receiver, before=comparable)
+        for call in new.original_calls:
+            yield from misbound_call(
+                facts, call, receiver=facts.kind == "method"
+            )
+        if facts.is_async and not new.is_async and not new.keeps_original:
+            yield Problem("", "the target is async there, the replacement is not")
+        if new.is_async and not facts.is_async and not facts.is_generator:
+            yield Problem("", "the replacement is async, the target is not there")
+
+    # ---- bodies ----------------------------------------------------------------------
+
+    def _absorbed(
+        self,
+        subject: Subject,
+        target: Target,
+        base: Target | None,
+        facts: SymbolFacts,
+        before: SymbolFacts | None,
+    ) -> Iterator[Verdict]:
+        new = subject.replacement
+        if subject.sighting.action == "value" and new.kind == "value":
+            if facts.value is not None and facts.value == _source(new.value) and (
+                before is None or before.value != facts.value
+            ):
+                yield Verdict(
+                    version=target.label,
+                    kind=VerdictKind.ABSORBED,
+                    text=f"its value is {facts.value} there already",
+                )
+            return
+        if new.function is None or subject.sighting.action not in ("replace", "wrap"):
+            return
+        there = target.definition(facts)
+        if there is None or not isinstance(there, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return
+        was = base.definition(before) if base is not None and before is not None else None
+        found = absorbed(was, new.function.node, there, calls=new.original_calls)
+        if found is not None:
+            yield Verdict(
+                version=target.label,
+                kind=VerdictKind.ABSORBED,
+                text=found[1],
+                confidence=found[0],
+                diff=_diff(was, there, base, target),
+            )
+
+    def _body(
+        self,
+        subject: Subject,
+        target: Target,
+        base: Target | None,
+        facts: SymbolFacts,
+        fate: Fate | None,
+    ) -> Iterator[Verdict]:
+        if base is None or fate is None or fate.kind in (Kind.UNCHANGED, Kind.REMOVED):
+            return
+        if subject.sighting.action in ("register", "wrap", "delete"):
+            return  # nothing was copied from it
+        if subject.replacement.keeps_original and subject.replacement.kind == "function":
+            return
+        texts = [c.text for c in fate.changes if c.kind is not Kind.UNCHANGED]
+        if not texts or fate.old.body_digest == facts.body_digest:
+            return
+        before = base.definition(fate.old)
+        there = target.definition(facts)
+        yield Verdict(
+            version=target.label,
+            kind=VerdictKind.BODY,
+            text=f"since {base.label}: {'; '.join(texts)}",
+            diff=_diff(before, there, base, target),
+        )
+
+    # ---- modules, operators, texts ---------------------------------------------------
+
+    def _module(
+        self, subject: Subject, target: Target, base: Target | None
+    ) -> Iterator[Verdict]:
+        name = subject.symbol
+        there = target.is_module(name)
+        if there is None:
+            return
+        before = base.is_module(name) if base is not None else None
+        if there:
+            if base is None or not before or target.source is None or base.source is None:
+                return
+            raw, was = target.source.source.raw(name), base.source.source.raw(name)
+            if raw is None or was is None or _digests(raw) == _digests(was):
+                return
+            yield Verdict(
+                version=target.label,
+                kind=VerdictKind.BODY,
+                text=f"the module changed since {base.label}",
+            )
+            return
+        if before is False or (base is None and subject.sighting.form == "sys.modules"):
+            if base is not None:
+                return  # a module that never was there: the project adds it
+        if base is not None and before:
+            moved = self._module_moved(name, target, base)
+            if moved is not None:
+                yield moved
+                return
+        yield Verdict(
+            version=target.label, kind=VerdictKind.GONE, text=f"there is no module {name}",
+            confidence=1.0 if before else 0.7,
+        )  # fmt: skip
+
+    def _module_moved(self, name: str, target: Target, base: Target) -> Verdict | None:
+        """Where most of a lost module's definitions are now."""
+        raw = base.source.source.raw(name) if base.source is not None else None
+        if raw is None:
+            return None
+        tops = [n for n, r in raw.records.items() if "." not in n and r["kind"] != "attribute"]
+        homes: dict[str, list[float]] = {}
+        for top in tops[:8]:
+            fate = target.fate(f"{name}:{top}", base)
+            if fate is not None and fate.new_symbol is not None:
+                homes.setdefault(fate.new_symbol.partition(":")[0], []).append(fate.confidence)
+        if not homes:
+            return None
+        home, sure = max(homes.items(), key=lambda item: (len(item[1]), sum(item[1])))
+        kept = home.rpartition(".")[2] == name.rpartition(".")[2]
+        return Verdict(
+            version=target.label,
+            kind=VerdictKind.MOVED if kept else VerdictKind.RENAMED,
+            text=f"{len(sure)} of its {len(tops[:8])} first definitions are in {home} there",
+            new_symbol=home,
+            confidence=round(sum(sure) / len(tops[:8]), 2),
+        )
+
+    def _operator(self, subject: Subject, target: Target) -> Iterator[Verdict]:
+        sighting = subject.sighting
+        assert isinstance(sighting.target, Ref)
+        _, _, namespace, name = sighting.target.dotted.split(".")[:4]
+        found = self._operator_exists(namespace, name)
+        if found is False:
+            yield Verdict(
+                version=target.label,
+                kind=VerdictKind.GONE,
+                text=f"no operator {namespace}::{name} is declared",
+                confidence=0.9,
+            )
+        elif found is None:
+            yield Verdict(
+                version=target.label,
+                kind=VerdictKind.UNKNOWN,
+                text=f"the declaration of {namespace}::{name} is not in any source at hand",
+            )
+
+    def _operator_exists(self, namespace: str, name: str) -> bool | None:
+        package = "torch" if namespace in ("aten", "prims", "c10d") else "vllm"
+        targets = self._versions.asked.get(package) or (
+            [t] if (t := self._versions.installed(package)) is not None else []
+        )
+        for target in targets[-1:]:
+            if namespace == "aten" and target.source is not None:
+                declared = self._aten()
+                if declared:
+                    return name in declared
+            for pattern in (
+                f"{namespace}.{name}", f'op_name="{name}"', f'"{namespace}::{name}"',
+                f"'{name}'", f'"{name}"',
+            ):  # fmt: skip
+                if target.files_with(pattern):
+                    return True
+            return None if namespace == "aten" else False
+        return None
+
+    def _aten(self) -> frozenset[str]:
+        """Operators in the declaration file that torch ships beside itself."""
+        from importlib.util import find_spec
+        from pathlib import Path
+
+        if not hasattr(self, "_aten_names"):
+            names: set[str] = set()
+            spec = find_spec("torchgen")
+            for location in (spec.submodule_search_locations or ()) if spec else ():
+                file = Path(location, "packaged", "ATen", "native", "native_functions.yaml")
+                if file.is_file():
+                    text = file.read_text("utf-8", "replace")
+                    names.update(re.findall(r"^- func: (\w+)[.(]", text, re.MULTILINE))
+            self._aten_names = frozenset(names)
+        return self._aten_names
+
+    def _rewriting(
+        self, subject: Subject, target: Target, base: Target | None
+    ) -> Iterator[Verdict]:
+        sighting = subject.sighting
+        if target.source is None:
+            yield Verdict(
+                version=target.label, kind=VerdictKind.UNKNOWN,
+                text="anchors are checked against source text: name a wheel or a folder",
+            )  # fmt: skip
+            return
+        place = sighting.target
+        if isinstance(place, FilePath):
+            file = target.file(place)
+            if file is None:
+                yield self._file_gone(sighting, target, base)
+                return
+            text = target.text(file) or ""
+        else:
+            facts = target.facts(subject.symbol)
+            if facts is None:
+                yield from self._missing(
+                    subject, target, base, self._fate(subject.symbol, target, base)
+                )
+                return
+            file = facts.file
+            node = target.definition(facts)
+            whole = target.text(file) or ""
+            text = ast.get_source_segment(whole, node) or "" if node is not None else whole
+        for edit in sighting.edits:
+            if _applies(edit, text):
+                if edit.replacement is not None and not edit.regex:
+                    text = text.replace(edit.anchor, edit.replacement)
+                continue
+            if edit.replacement and not edit.regex and edit.replacement.strip() in text:
+                yield Verdict(
+                    version=target.label,
+                    kind=VerdictKind.ABSORBED,
+                    text=f"{file} has the replacement's text already",
+                    confidence=0.95,
+                )
+                continue
+            others = [] if edit.regex else target.files_with(edit.anchor)
+            hint = f"; it stands in {', '.join(others[:3])}" if others else ""
+            yield Verdict(
+                version=target.label,
+                kind=VerdictKind.ANCHOR,
+                text=f"{file} does not contain {_short(edit.anchor)}{hint}",
+                new_symbol=others[0] if others else None,
+            )
+            return
+
+    def _file_gone(self, sighting: Sighting, target: Target, base: Target | None) -> Verdict:
+        assert isinstance(sighting.target, FilePath)
+        found: list[str] = []
+        for edit in sighting.edits:
+            if not edit.regex:
+                found += target.files_with(edit.anchor)
+        if found:
+            home = max(set(found), key=found.count)
+            return Verdict(
+                version=target.label,
+                kind=VerdictKind.MOVED,
+                text=f"there is no {sighting.target.relative}; the anchor stands in {home}",
+                new_symbol=home,
+                confidence=round(found.count(home) / len(sighting.edits), 2),
+            )
+        return Verdict(
+            version=target.label, kind=VerdictKind.GONE,
+            text=f"there is no {sighting.target.relative}",
+        )  # fmt: skip
+
+    # ---- aliases ---------------------------------------------------------------------
+
+    def _alias_sites(self, subject: Subject, target: Target) -> tuple[str, ...]:
+        """Names that keep the old object: only where a module's name is rebound."""
+        sighting = subject.sighting
+        if sighting.action not in ("replace", "wrap", "value") or ":" not in subject.symbol:
+            return ()
+        if "." in subject.symbol.partition(":")[2]:
+            return ()  # a member of a class: whoever has the class sees it
+        facts = target.facts(subject.symbol)
+        if facts is None:
+            return ()
+        return tuple(
+            a for a in target.aliases(facts.defined_at) if a != subject.symbol
+        )
+
+
+def _takes_anything(new: Replacement) -> bool:
+    kinds = {p.kind for p in new.parameters or ()}
+    return {"var-positional", "var-keyword"} <= kinds
+
+
+def _applies(edit: Edit, text: str) -> bool:
+    if not edit.regex:
+        return edit.anchor in text
+    try:
+        return re.search(edit.anchor, text, re.MULTILINE) is not None
+    except re.error:
+        return False
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return repr(line if len(line) <= 80 else line[:79] + "…")
+
+
+def _source(value: object) -> str:
+    from patchkit.symbols._rendering import render
+
+    try:
+        return render(ast.parse(repr(value), mode="eval").body)
+    except SyntaxError:
+        return repr(value)
+
+
+def _digests(raw: object) -> dict[str, str]:
+    return {n: r["digest"] for n, r in raw.records.items()}  # type: ignore[attr-defined]
+
+
+def _diff(
+    before: ast.AST | None, after: ast.AST | None, base: Target | None, target: Target
+) -> tuple[str, ...]:
+    """The original's difference without docstrings, comments and layout."""
+    if before is None or after is None or base is None:
+        return ()
+    lines = list(
+        unified_diff(
+            _lines(before), _lines(after), base.label, target.label, lineterm="", n=2
+        )
+    )
+    if len(lines) > _MAX_DIFF:
+        lines = [*lines[:_MAX_DIFF], f"… {len(lines) - _MAX_DIFF} more lines"]
+    return tuple(lines)
+
+
+def _lines(node: ast.AST) -> list[str]:
+    from patchkit.symbols._normalform import is_docstring
+
+    body = getattr(node, "body", None)
+    if isinstance(body, list) and body and is_docstring(body[0]):
+        node = type(node)(**{**dict(ast.iter_fields(node)), "body": body[1:] or [ast.Pass()]})
+        ast.copy_location(node, body[0])
+        ast.fix_missing_locations(node)
+    return ast.unparse(node).splitlines()
+
+
+__all__ = ["Judge", "Subject"]

@@ -1,0 +1,274 @@
+"""The versions that are asked about: what exists at each, and where."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+
+from patchkit.audit._values import FilePath, Ref
+from patchkit.errors import ConfigurationError
+from patchkit.symbols import Symbol, SymbolFacts, installed_version
+from patchkit.symbols._store import public_version
+from patchkit.symbols.drift import (
+    Drift,
+    Finding,
+    InstalledSource,
+    SourceView,
+    View,
+    definition,
+    diff,
+    open_view,
+    versions_between,
+)
+from patchkit.symbols.errors import (
+    PackageNotInstalledError,
+    SourceNotFoundError,
+    SourceUnreadableError,
+)
+
+
+class Target:
+    """One version of one package.
+
+    Attributes:
+        package: The import package.
+        version: Its version, without a local label.
+        label: How the version is named in the answer.
+        view: Its symbols.
+    """
+
+    def __init__(self, view: View, label: str = "") -> None:
+        self.view = view
+        self.package = view.package
+        self.version = public_version(view.version)
+        self.label = label or f"{view.package} {self.version}"
+        self._drifts: dict[tuple[int, str], Finding | None] = {}
+        self._aliases: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def source(self) -> SourceView | None:
+        """The view where it has source text."""
+        return self.view if isinstance(self.view, SourceView) else None
+
+    # ---- names -------------------------------------------------------------------
+
+    def is_module(self, name: str) -> bool | None:
+        """Whether there is a module of this name; None where only a manifest is at hand."""
+        if self.source is None:
+            start = f"{name}:"
+            if any(s.startswith(start) for s in getattr(self.view, "manifest").symbols):  # noqa: B009
+                return True
+            return None
+        modules = self.source.source.modules()
+        return name in modules or self._is_namespace(name)
+
+    def _is_namespace(self, name: str) -> bool:
+        assert self.source is not None
+        if not hasattr(self, "_folders"):
+            folders: set[str] = set()
+            for module in self.source.source.modules():
+                parts = module.split(".")
+                folders.update(".".join(parts[:i]) for i in range(1, len(parts)))
+            self._folders = folders
+        return name in self._folders
+
+    def split(self, place: Ref) -> tuple[str, str] | None:
+        """Module and qualified name; None where the module does not exist at this version."""
+        parts = [*place.module.split("."), *place.attrs]
+        if self.source is None:
+            return None
+        module = parts[0]
+        if not self.is_module(module):
+            return None
+        index = 1
+        while index < len(parts):
+            inner = f"{module}.{parts[index]}"
+            if not self.is_module(inner):
+                break
+            if index == len(parts) - 1 and self._defines(module, parts[index]):
+                break  # a function that is called like its module
+            module = inner
+            index += 1
+        if index < len(parts) and index < len(place.module.split(".")):
+            return None  # the project imports it as a module, and there is none
+        return module, ".".join(parts[index:])
+
+    def _defines(self, module: str, name: str) -> bool:
+        assert self.source is not None
+        raw = self.source.source.raw(module)
+        return raw is not None and name in raw.records
+
+    def has(self, place: Ref) -> bool | None:
+        """Whether a module or a name exists."""
+        found = self.split(place)
+        if found is None:
+            return False if self.source is not None else None
+        module, name = found
+        if not name:
+            return True
+        if self.facts(f"{module}:{name}") is not None:
+            return True
+        if not self.view.known(f"{module}:{name}"):
+            return None
+        raw = self.source.source.raw(module) if self.source else None
+        # A module with `__getattr__` may have it all the same.
+        return None if raw is not None and raw.dynamic and "." not in name else False
+
+    def facts(self, symbol: str) -> SymbolFacts | None:
+        """Facts about a symbol, None where there is none (or its file cannot be read)."""
+        try:
+            return self.view.facts(symbol)
+        except SourceUnreadableError:
+            return None
+
+    # ---- where it went -----------------------------------------------------------
+
+    def fate(self, symbol: str, base: Target) -> Finding | None:
+        """How a symbol of `base` fares here; None where `base` has none."""
+        key = (id(base), symbol)
+        if key not in self._drifts:
+            between = versions_between(self.package, base.view, self.view)
+            drift: Drift = diff(base.view, self.view, [symbol], between=between)
+            self._drifts[key] = drift.findings[0] if drift.findings else None
+        return self._drifts[key]
+
+    def definition(self, facts: SymbolFacts) -> ast.AST | None:
+        """The syntax of a definition."""
+        if self.source is None:
+            return None
+        try:
+            node = definition(self.source, facts)
+        except SourceUnreadableError:
+            return None
+        return node if isinstance(node, ast.AST) else None
+
+    def aliases(self, symbol: str) -> tuple[str, ...]:
+        """Module-level names elsewhere in the package that hold the same object."""
+        if symbol not in self._aliases:
+            self._aliases[symbol] = self._find_aliases(Symbol.parse(symbol))
+        return self._aliases[symbol]
+
+    def _find_aliases(self, symbol: Symbol) -> tuple[str, ...]:
+        view = self.source
+        facts = self.facts(str(symbol))
+        if view is None or facts is None:
+            return facts.aliases if facts is not None else ()
+        found = []
+        for module in view.holders(symbol.name):
+            raw = view.source.raw(module)
+            if raw is None or module == symbol.module:
+                continue
+            for local, reference in raw.references.items():
+                if "." in local or not reference.endswith(f":{symbol.name}"):
+                    continue
+                reached = self.facts(f"{module}:{local}")
+                if reached is not None and reached.defined_at == facts.defined_at:
+                    found.append(f"{module}:{local}")
+        return tuple(sorted(found))
+
+    # ---- files ---------------------------------------------------------------------
+
+    def file(self, path: FilePath) -> str | None:
+        """The file meant by a path: ``a/b/__init__.py`` may be meant for ``a/b.py``."""
+        if self.source is None:
+            return None
+        files = set(self.source.source.modules().values())
+        candidates = [path.relative]
+        parts = path.parts
+        if parts and parts[-1] == "__init__.py":
+            candidates.append("/".join((path.package, *parts[:-1])) + ".py")
+        elif len(parts) > 1:
+            # `dirname(module.__file__)` of a module, taken for a package's.
+            candidates.append("/".join((path.package, *parts[:-2], parts[-1])))
+        return next((c for c in candidates if c in files), None)
+
+    def text(self, file: str) -> str | None:
+        """The text of a file."""
+        if self.source is None:
+            return None
+        try:
+            return self.source.source.text(file).decode("utf-8", "replace")
+        except (SourceUnreadableError, KeyError):
+            return None
+
+    def files_with(self, text: str) -> list[str]:
+        """The files of the package in which a text stands."""
+        if self.source is None:
+            return []
+        wanted = text.encode()
+        found = []
+        for file in self.source.source.modules().values():
+            try:
+                if wanted in self.source.source.text(file):
+                    found.append(file)
+            except SourceUnreadableError:
+                continue
+        return found
+
+
+class Versions:
+    """The versions asked about, per package, oldest question first.
+
+    Attributes:
+        asked: Package -> the versions that get a verdict.
+        base: Package -> the version that the patches were written for, where known.
+    """
+
+    def __init__(self) -> None:
+        self.asked: dict[str, list[Target]] = {}
+        self.base: dict[str, Target] = {}
+        self._installed: dict[str, Target | None] = {}
+
+    def ask(self, target: Target) -> None:
+        """Add a version that gets a verdict."""
+        known = self.asked.setdefault(target.package, [])
+        if all(t.label != target.label for t in known):
+            known.append(target)
+
+    def of(self, package: str) -> list[Target]:
+        """The versions of a package that get a verdict; the installed one by default."""
+        if package not in self.asked:
+            target = self.installed(package)
+            self.asked[package] = [target] if target is not None else []
+        return self.asked[package]
+
+    def installed(self, package: str) -> Target | None:
+        """The installed copy of a package."""
+        if package not in self._installed:
+            try:
+                source = InstalledSource(package)
+                self._installed[package] = Target(SourceView(source))
+            except (PackageNotInstalledError, SourceUnreadableError, ValueError):
+                self._installed[package] = None
+        return self._installed[package]
+
+    def base_of(self, package: str, target: Target) -> Target | None:
+        """The version to compare with: the one named, or the installed one if it differs."""
+        base = self.base.get(package)
+        if base is None:
+            base = self.installed(package)
+        return base if base is not None and base.version != target.version else None
+
+
+def open_target(text: str, package: str | None = None, extra: Sequence[Path] = ()) -> Target:
+    """A version as the user names it: ``vllm@0.33.0``, a wheel, a folder, a manifest.
+
+    Raises:
+        ConfigurationError: It names nothing.
+    """
+    try:
+        view = open_view(text, package=package, extra=extra, whole=True)
+    except SourceNotFoundError:
+        # A stored manifest answers for the symbols that adapters need, and for no others.
+        view = open_view(text, package=package, extra=extra)
+    return Target(view)
+
+
+def open_installed(package: str) -> Target:
+    """The installed copy, which must exist."""
+    try:
+        installed_version(package)
+        return Target(SourceView(InstalledSource(package)))
+    except PackageNotInstalledError as error:
+        raise ConfigurationError(str(error)) from error
