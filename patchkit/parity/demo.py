@@ -19,14 +19,13 @@ from typing import Any
 import orjson
 import torch
 
-from patchkit.engine import find_adapter, resolve_reference
 from patchkit.parity import rollout_engine as engines
 from patchkit.parity.demo_setup import DemoSettings, DemoSetup, Observer
 from patchkit.parity.fsdp import StepResult, TrainerSettings, selected
 from patchkit.parity.metrics import ParityMetrics, compare_logprobs
 from patchkit.parity.stock_scorer import StockScorer
 from patchkit.parity.trainer_group import TrainerGroup
-from patchkit.parity.workload import Rollout, mixed_prompts
+from patchkit.parity.workload import Rollout, by_sequence, mixed_prompts
 from patchkit.runtime.artifact import Artifact
 from patchkit.runtime.attestation import collect_attestations, rollout_processes
 from patchkit.runtime.reach import require_reached
@@ -77,20 +76,6 @@ class DemoResult:
     manifests: list[Any] = field(default_factory=list)
     hits: dict[str, int] = field(default_factory=dict)
     artifact: Path | None = None
-
-
-def build_trainer(settings: Any, installation: Any) -> Any:
-    """Build one trainer rank; named by reference in its settings."""
-    import patchkit
-    from patchkit.parity.fsdp import FSDPTrainer
-
-    adapter = find_adapter(settings.adapter)
-    return FSDPTrainer(
-        settings.options,
-        exact=patchkit.exact_context,
-        select_logprobs=resolve_reference(adapter.logprobs),
-        installation=installation,
-    )
 
 
 def rewards(rollouts: Sequence[Rollout], vocabulary: int) -> list[float]:
@@ -155,7 +140,7 @@ class _Run:
                 adapter=self.adapter.name,
                 profile=self.profile.name,
                 world_size=self.profile.content.topology.trainer.ranks,
-                build="patchkit.parity.demo:build_trainer",
+                build="patchkit.parity.fsdp:build_trainer",
                 options=TrainerSettings(
                     model=self.model,
                     attention=settings.attention,
@@ -220,7 +205,7 @@ class _Run:
             self.scorer.send(checkpoint, rollouts)
             with self._timed("stock", f"{name}: stock replay"):
                 # Before the step: afterwards the trainer holds other weights.
-                stock_replay = _by_sequence(
+                stock_replay = by_sequence(
                     self.trainer("replay", rollouts=rollouts, exact=False)
                 )
         with self._timed("step", f"{name}: replay, gate, backward, optimizer step"):
@@ -257,8 +242,8 @@ class _Run:
             positions=rolled.positions,
             token_ids=rolled.token_ids,
             rollout=rolled.logprobs,
-            recompute=torch.cat(_by_sequence([s.recompute for s in steps])),
-            first_forward=torch.cat(_by_sequence([s.first_forward for s in steps])),
+            recompute=torch.cat(by_sequence([s.recompute for s in steps])),
+            first_forward=torch.cat(by_sequence([s.first_forward for s in steps])),
             stock=None if stock_replay is None else torch.cat(stock_replay),
             start_versions=[r.start_version for r in rollouts],
             end_versions=[r.end_version for r in rollouts],
@@ -289,9 +274,3 @@ class _Run:
     def _synced(self, record: Any) -> None:
         self.result.syncs.append(record)
         self.artifact.add_refit(record)
-
-
-def _by_sequence(shares: Sequence[Sequence[Any]]) -> list[Any]:
-    """Undo the ranks' interleaved shares: sequence i was replayed by rank i modulo ranks."""
-    total = sum(len(share) for share in shares)
-    return [shares[i % len(shares)][i // len(shares)] for i in range(total)]

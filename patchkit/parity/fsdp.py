@@ -18,12 +18,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from patchkit.engine import find_adapter, resolve_reference
+from patchkit.errors import ConfigurationError
 from patchkit.parity.gate import GateReport, ParityGate
 from patchkit.parity.oracle import SelectedLogprobs
-from patchkit.parity.workload import Rollout, micro_batches
+from patchkit.parity.workload import Clock, Rollout, micro_batches
 from patchkit.runtime.weights import Receipt, reduce_receipt, tensors_receipt
 
 SelectLogprobs = Callable[[Tensor, Tensor], Tensor]
+# A micro-batch and its selected-token log-probabilities, graph attached.
+_Forward = tuple[list[Rollout], list[Tensor]]
 
 
 def stock_logprobs(logits_TV: Tensor, tokens_T: Tensor) -> Tensor:
@@ -43,6 +47,8 @@ class TrainerSettings:
         checkpointing: Activation checkpointing: None, ``"reentrant"`` or
             ``"non_reentrant"``.
         gate_timeout_s: Bound of the parity gate.
+        clip: Half-width of PPO's trust region around a ratio of one; None clips nothing.
+        device: ``cpu``, or ``cuda`` for the device that this process sees as its own.
     """
 
     model: Path
@@ -51,6 +57,8 @@ class TrainerSettings:
     attention: str = "sdpa"
     checkpointing: str | None = "non_reentrant"
     gate_timeout_s: float = 60.0
+    clip: float | None = None
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +69,30 @@ class StepResult:
         report: The gate's, the same on every rank.
         recompute: This rank's share, float32 ``[tokens]`` per sequence.
         first_forward: Likewise.
-        figures: ``grad_norm`` and this rank's ``loss``.
+        figures: ``grad_norm`` and this rank's ``loss``; empty if no step was taken.
+        seconds: This rank's time per stage.
     """
 
     report: GateReport
     recompute: list[Tensor]
     first_forward: list[Tensor]
     figures: dict[str, float]
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnprovenStep:
+    """What one rank brings home from a step that nothing was shown about.
+
+    Attributes:
+        first_forward: This rank's share, float32 ``[tokens]`` per sequence.
+        figures: As in :class:`StepResult`.
+        seconds: Likewise.
+    """
+
+    first_forward: list[Tensor]
+    figures: dict[str, float]
+    seconds: dict[str, float]
 
 
 class FSDPTrainer:
@@ -105,7 +130,8 @@ class FSDPTrainer:
             self.model.gradient_checkpointing_enable(
                 {"use_reentrant": settings.checkpointing == "reentrant"}
             )
-        mesh = init_device_mesh("cpu", (self.world_size,))
+        self.model.to(settings.device)
+        mesh = init_device_mesh(settings.device, (self.world_size,))
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         units = set(self.model._no_split_modules)
         for module in list(self.model.modules()):
@@ -120,7 +146,8 @@ class FSDPTrainer:
     def _forward(self, batch: Sequence[Rollout], *, exact: bool) -> list[Tensor]:
         """Selected-token log-probabilities, one float32 ``[tokens]`` per sequence."""
         longest = max((len(r) for r in batch), default=1)
-        ids = torch.zeros(max(1, len(batch)), longest, dtype=torch.long)
+        device = self.settings.device
+        ids = torch.zeros(max(1, len(batch)), longest, dtype=torch.long, device=device)
         for row, rollout in enumerate(batch):
             ids[row, : len(rollout)] = torch.tensor(rollout.prompt + rollout.tokens)
         select = self._select if exact else stock_logprobs
@@ -129,7 +156,8 @@ class FSDPTrainer:
             found = [
                 # The logits at a position belong to the token that follows it.
                 select(
-                    logits[row, len(r.prompt) - 1 : len(r) - 1], torch.tensor(r.tokens)
+                    logits[row, len(r.prompt) - 1 : len(r) - 1],
+                    torch.tensor(r.tokens, device=device),
                 )
                 for row, r in enumerate(batch)
             ]
@@ -147,7 +175,7 @@ class FSDPTrainer:
         """Score this rank's share of the rollouts without gradient."""
         found: list[Tensor] = []
         for batch in self._batches(rollouts):
-            found += self._forward(batch, exact=exact)[: len(batch)]
+            found += [lp.cpu() for lp in self._forward(batch, exact=exact)[: len(batch)]]
         return found
 
     def _canary(self) -> AbstractContextManager[Any]:
@@ -159,6 +187,14 @@ class FSDPTrainer:
         return canary
 
     # -- the step ----------------------------------------------------------------------
+
+    def prove(self, rollouts: Sequence[Rollout], *, recompute: bool = True) -> StepResult:
+        """Recompute, first training forward, gate; no step.
+
+        Raises:
+            ParityError: On all ranks.
+        """
+        return self._prove(rollouts, recompute=recompute)[0]
 
     def step(
         self,
@@ -183,9 +219,41 @@ class FSDPTrainer:
         Raises:
             ParityError: On all ranks; weights and optimizer are as before.
         """
+        proven, forwards = self._prove(rollouts, recompute=recompute)
+        clock = Clock()
+        figures = self._update(rollouts, advantages, forwards)
+        clock("update")
+        return StepResult(
+            report=proven.report,
+            recompute=proven.recompute,
+            first_forward=proven.first_forward,
+            figures=figures,
+            seconds={**proven.seconds, **clock.seconds},
+        )
+
+    def step_unproven(
+        self, rollouts: Sequence[Rollout], advantages: Sequence[float], *, exact: bool
+    ) -> UnprovenStep:
+        """Forward, backward and optimizer without recompute and gate.
+
+        What a trainer without patchkit does (``exact=False``), and what the gate's
+        cost is measured against (``exact=True``). Nothing is claimed about it.
+        """
+        clock = Clock()
+        forwards = [(b, self._forward(b, exact=exact)) for b in self._batches(rollouts)]
+        clock("first_forward")
+        figures = self._update(rollouts, advantages, forwards)
+        clock("update")
+        return UnprovenStep(
+            first_forward=_detached(forwards), figures=figures, seconds=clock.seconds
+        )
+
+    def _prove(
+        self, rollouts: Sequence[Rollout], *, recompute: bool
+    ) -> tuple[StepResult, list[_Forward]]:
         mine = self._mine(rollouts)
-        advantage = dict(zip((r.number for r in rollouts), advantages, strict=True))
-        forwards: list[tuple[list[Rollout], list[Tensor]]] = []
+        forwards: list[_Forward] = []
+        clock = Clock()
         with self.gate.step(version=self.version) as gate:
             gate.rollout = selected(mine, [r.logprobs for r in mine])
             gate.start_versions = [r.start_version for r in mine]
@@ -195,20 +263,45 @@ class FSDPTrainer:
                 replayed = self.replay(rollouts, exact=True) if recompute else []
             if recompute:
                 gate.recompute = selected(mine, replayed)
+            clock("recompute")
             for batch in self._batches(rollouts):
                 forwards.append((batch, self._forward(batch, exact=True)))
-            first = [lp.detach() for batch, lps in forwards for lp in lps[: len(batch)]]
+            first = _detached(forwards)
             gate.first_forward = selected(mine, first)
+            clock("first_forward")
+        clock("gate")
         assert gate.report is not None
+        proven = StepResult(
+            report=gate.report,
+            recompute=replayed,
+            first_forward=first,
+            figures={},
+            seconds=clock.seconds,
+        )
+        return proven, forwards
+
+    def _update(
+        self,
+        rollouts: Sequence[Rollout],
+        advantages: Sequence[float],
+        forwards: Sequence[_Forward],
+    ) -> dict[str, float]:
+        """Backward and optimizer step from forwards that were run already."""
+        advantage = dict(zip((r.number for r in rollouts), advantages, strict=True))
         total = sum(len(r.tokens) for r in rollouts)
-        loss = torch.zeros(())
+        device, clip = self.settings.device, self.settings.clip
+        loss = torch.zeros((), device=device)
         for batch, lps in forwards:
             if not batch:
                 loss = loss + lps[0].sum()
             for rollout, lp in zip(batch, lps, strict=False):
                 # On-policy: the ratio is one exactly, its gradient is not.
-                ratio = torch.exp(lp - torch.tensor(rollout.logprobs))
-                loss = loss - (ratio * advantage[rollout.number]).sum() * (self.world_size / total)
+                ratio = torch.exp(lp - torch.tensor(rollout.logprobs, device=device))
+                gain = ratio * advantage[rollout.number]
+                if clip is not None:
+                    near = ratio.clamp(1 - clip, 1 + clip) * advantage[rollout.number]
+                    gain = torch.minimum(gain, near)
+                loss = loss - gain.sum() * (self.world_size / total)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1e9)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
@@ -218,12 +311,7 @@ class FSDPTrainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.version += 1
-        return StepResult(
-            report=gate.report,
-            recompute=replayed,
-            first_forward=first,
-            figures={"grad_norm": float(norm), "loss": float(loss.detach())},
-        )
+        return {"grad_norm": float(norm), "loss": float(loss.detach())}
 
     # -- weights -----------------------------------------------------------------------
 
@@ -264,6 +352,36 @@ class FSDPTrainer:
                 if source.exists():
                     (folder / name).write_bytes(source.read_bytes())
         dist.barrier()
+
+
+def _detached(forwards: Sequence[_Forward]) -> list[Tensor]:
+    return [lp.detach().cpu() for batch, lps in forwards for lp in lps[: len(batch)]]
+
+
+def build_trainer(settings: Any, installation: Any) -> FSDPTrainer:
+    """Build one trainer rank; named by reference in its settings.
+
+    Without an adapter it is a stock trainer, which has no exact path to enter.
+    """
+    if installation is None:
+        return FSDPTrainer(
+            settings.options, exact=_no_exact_path, select_logprobs=stock_logprobs
+        )
+    import patchkit
+
+    return FSDPTrainer(
+        settings.options,
+        exact=patchkit.exact_context,
+        select_logprobs=resolve_reference(find_adapter(settings.adapter).logprobs),
+        installation=installation,
+    )
+
+
+def _no_exact_path() -> AbstractContextManager[Any]:
+    raise ConfigurationError(
+        "a stock trainer has no exact path; start the group with an adapter, or use "
+        "step_unproven(exact=False) and replay(exact=False)"
+    )
 
 
 def selected(rollouts: Sequence[Rollout], logprobs: Sequence[Any]) -> SelectedLogprobs:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from patchkit.errors import PatchkitError
 from patchkit.parity.workload import Rollout
 from patchkit.runtime.reach import end_canary
+from patchkit.runtime.versions import output_spans
 
 if TYPE_CHECKING:
     from patchkit.runtime.profile import Profile
@@ -160,20 +161,7 @@ class RolloutEngine:
             use_tqdm=False,
         )
         rollouts = [
-            Rollout(
-                number=number,
-                prompt=tuple(prompt),
-                tokens=tuple(output.outputs[0].token_ids),
-                logprobs=tuple(
-                    entry[token].logprob
-                    for token, entry in zip(
-                        output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True
-                    )
-                ),
-                start_version=version,
-                end_version=self.sync.version or version,
-                cached_tokens=output.num_cached_tokens or 0,
-            )
+            self._rollout(number, prompt, output, version)
             for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True))
         ]
         limit = self.profile.content.engine.max_num_batched_tokens
@@ -183,6 +171,26 @@ class RolloutEngine:
             preemptions=self._preemptions() - before,
         )
         return rollouts, evidence
+
+    def _rollout(
+        self, number: int, prompt: Sequence[int], output: Any, version: int
+    ) -> Rollout:
+        completion = output.outputs[0]
+        # Where the engine labels its outputs, its word counts and not ours.
+        spans = output_spans(completion) if hasattr(completion, "weight_versions") else ()
+        return Rollout(
+            number=number,
+            prompt=tuple(prompt),
+            tokens=tuple(completion.token_ids),
+            logprobs=tuple(
+                entry[token].logprob
+                for token, entry in zip(completion.token_ids, completion.logprobs, strict=True)
+            ),
+            start_version=spans[0].version if spans else version,
+            end_version=spans[-1].version if spans else self.sync.version or version,
+            cached_tokens=output.num_cached_tokens or 0,
+            spans=spans,
+        )
 
     def hits(self) -> list[dict[str, int]]:
         """End the canary in this process and in every worker; calls per patch of each."""

@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from patchkit.errors import PatchkitError
+from patchkit.runtime.attestation import attest
+
 
 class TrainerGroupError(PatchkitError):
     """At least one rank failed.
@@ -26,14 +28,18 @@ class TrainerGroupError(PatchkitError):
     Attributes:
         command: What was asked.
         errors: Rank to the exception, or to text where it could not be sent.
-        lost: Ranks whose process ended, with their exit codes.
+        lost: Ranks whose process ended, with their exit codes where known.
     """
 
     def __init__(
         self, command: str, errors: dict[int, BaseException | str], lost: dict[int, int | None]
     ) -> None:
         self.command, self.errors, self.lost = command, errors, lost
-        lines = [f"rank {rank}: process ended with exit code {code}" for rank, code in lost.items()]
+        lines = [
+            f"rank {rank}: process ended "
+            + ("(exit code unknown)" if code is None else f"with exit code {code}")
+            for rank, code in lost.items()
+        ]
         lines += [f"rank {rank}: {error}" for rank, error in sorted(errors.items())]
         super().__init__(f"trainer: {command!r} failed\n" + "\n".join(lines))
 
@@ -43,7 +49,7 @@ class RankSettings:
     """What a rank needs to start; plain data that survives a spawn.
 
     Attributes:
-        adapter: Adapter to install on the trainer side.
+        adapter: Adapter to install on the trainer side; none for a stock trainer.
         profile: Profile that decides which of its patches apply.
         world_size: Number of ranks.
         rendezvous: File of the process group's store.
@@ -51,6 +57,7 @@ class RankSettings:
         build: ``module:qualname`` of a function ``(settings) -> object`` whose
             methods are the commands.
         options: Passed to ``build`` through the settings.
+        device: ``cpu`` or ``cuda``.
         collective_timeout_s: How long a rank waits in a collective that another rank
             has left by an exception. The gate has a bound of its own.
     """
@@ -63,6 +70,7 @@ class RankSettings:
     build: str
     options: Any
     collective_timeout_s: float
+    device: str = "cpu"
 
 
 class TrainerGroup:
@@ -161,7 +169,7 @@ class TrainerGroup:
                 timeout=max(0.0, deadline - time.monotonic()),
             )
             if not ready:
-                errors.update({r: f"no answer within {self.timeout_s:g} s" for r in open_ranks})
+                errors.update(dict.fromkeys(open_ranks, f"no answer within {self.timeout_s:g} s"))
                 break
             for rank in open_ranks:
                 pipe, process = self._pipes[rank], self._processes[rank]
@@ -226,9 +234,9 @@ class _environment:
 
 def _rank_main(rank: int, settings: RankSettings, pipe: Connection) -> None:
     try:
-        worker, manifest = _start_rank(rank, settings)
+        worker, manifest = start_rank(rank, settings)
     except BaseException as error:
-        pipe.send((False, _sendable(error)))
+        pipe.send((False, sendable(error)))
         raise SystemExit(1) from error
     pipe.send((True, manifest))
     while (message := pipe.recv()) is not None:
@@ -237,14 +245,19 @@ def _rank_main(rank: int, settings: RankSettings, pipe: Connection) -> None:
         try:
             answer = (True, method(**arguments))
         except Exception as error:
-            answer = (False, _sendable(error))
+            answer = (False, sendable(error))
         pipe.send(answer)
     import torch.distributed as dist
 
     dist.destroy_process_group()
 
 
-def _start_rank(rank: int, settings: RankSettings) -> tuple[Any, Any]:
+def start_rank(rank: int, settings: RankSettings) -> tuple[Any, Any]:
+    """Make this process one rank: patches, process group, model; then attest.
+
+    Returns:
+        What ``settings.build`` made, and the runtime manifest as plain data.
+    """
     import torch
     import torch.distributed as dist
 
@@ -253,21 +266,28 @@ def _start_rank(rank: int, settings: RankSettings) -> tuple[Any, Any]:
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     # Before any model class is instantiated: the patches must be there first.
-    installation = patchkit.install(
-        adapter=settings.adapter, side="trainer", profile=settings.profile
-    )
+    installation = None
+    if settings.adapter:
+        installation = patchkit.install(
+            adapter=settings.adapter, side="trainer", profile=settings.profile
+        )
     dist.init_process_group(
-        "gloo",
+        # The gate and the receipts speak gloo on every device.
+        "gloo" if settings.device == "cpu" else "cpu:gloo,cuda:nccl",
         store=dist.FileStore(settings.rendezvous, settings.world_size),
         rank=rank,
         world_size=settings.world_size,
         timeout=timedelta(seconds=settings.collective_timeout_s),
     )
     worker = resolve_reference(settings.build)(settings, installation)
+    if installation is None:
+        return worker, {}
+    # Now, and not before: every module that the patches wait for has been imported.
+    attest(role="trainer", rank=rank, installation=installation)
     return worker, installation.manifest.as_dict()
 
 
-def _sendable(error: BaseException) -> BaseException | str:
+def sendable(error: BaseException) -> BaseException | str:
     """The exception itself where it survives pickling, else its traceback as text."""
     import pickle
 

@@ -6,8 +6,12 @@ Everything is token ids and absolute positions; text never comes into it.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from patchkit.runtime.versions import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +27,7 @@ class Rollout:
         start_version: Policy version of the engine when sampling started.
         end_version: Policy version of the engine when it ended.
         cached_tokens: Prompt tokens served from the prefix cache.
+        spans: Which version drew which token, where the engine itself says so.
     """
 
     number: int
@@ -32,6 +37,7 @@ class Rollout:
     start_version: int
     end_version: int
     cached_tokens: int = 0
+    spans: tuple[Span, ...] = ()
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.tokens)
@@ -76,3 +82,22 @@ def micro_batches(
     most = -(-len(rollouts) // world_size)
     for start in range(0, most, size):
         yield mine[start : start + size]
+
+
+def by_sequence(shares: Sequence[Sequence[Any]]) -> list[Any]:
+    """Undo the ranks' interleaved shares: sequence i was replayed by rank i modulo ranks."""
+    total = sum(len(share) for share in shares)
+    return [shares[i % len(shares)][i // len(shares)] for i in range(total)]
+
+
+class Clock:
+    """Seconds per stage: each call ends the stage that it names."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def __call__(self, stage: str) -> None:
+        now = time.monotonic()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self._last = now

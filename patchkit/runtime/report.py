@@ -19,6 +19,7 @@ from patchkit.runtime.artifact import (
     load_artifact,
     verify_artifact,
 )
+from patchkit.runtime.curves import render_curves
 from patchkit.runtime.files import write_atomically
 from patchkit.runtime.sidecar import read_sidecar
 
@@ -51,6 +52,11 @@ svg { width: 100%; min-width: 36rem; height: auto; display: block; }
 svg text { fill: var(--soft); font-size: 11px; }
 svg .exact { fill: var(--good); } svg .stock { fill: var(--bad); }
 svg .axis { stroke: var(--line); }
+.curves { display: grid; gap: 0 1.5rem;
+  grid-template-columns: repeat(auto-fit, minmax(21rem, 1fr)); }
+.curves svg { min-width: 0; }
+svg polyline { fill: none; stroke-width: 2; }
+svg polyline.exact { stroke: var(--good); } svg polyline.stock { stroke: var(--bad); }
 details { margin: .5rem 0; } summary { cursor: pointer; }
 """
 
@@ -79,6 +85,7 @@ def render_report(path: Path, found: Verified) -> str:
     ]
     if not merged:
         body += [
+            _training(document),
             _mismatch_chart(document),
             _spread_chart(path, document),
             _first_mismatches(document),
@@ -173,6 +180,29 @@ def _totals(found: Verified) -> str:
 
 def _all_rounds(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return [(p, r) for p in PHASES for r in document["phases"][p]["rounds"]]
+
+
+def _training(document: Mapping[str, Any]) -> str:
+    """What a training loop noted about itself: its curves, and what the gate cost it."""
+    notes = document.get("notes", {})
+    parts = []
+    if curves := notes.get("curves"):
+        parts.append(
+            "<h2>Training, by policy version</h2><p class=lead>This run (green) and, where it "
+            "was run, the same loop with the unpatched pair (red).</p>"
+        )
+        parts.append(render_curves(curves))
+    if cost := notes.get("gate_cost"):
+        stages = [[_text(k.replace("_", " ")), f"{v:.3f}"] for k, v in cost["stages_s"].items()]
+        parts.append(
+            "<h2>What the proof costs</h2>"
+            f"<p>A round takes {cost['with_s']:.2f} s with recompute, gate and receipts and "
+            f"{cost['without_s']:.2f} s without: × {cost['ratio']:.2f} (medians of "
+            f"{cost['pairs']} each, by turns, after the run). Both take the exact path. Median "
+            "seconds per stage of the run:</p>"
+        )
+        parts.append(_table(["stage", "s"], stages, numeric=(1,)))
+    return "".join(parts)
 
 
 def _mismatch_chart(document: Mapping[str, Any]) -> str:

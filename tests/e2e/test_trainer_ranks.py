@@ -29,7 +29,7 @@ def start(model: Path, *, gate_s: float = 20.0, collective_s: float = 60.0) -> T
         adapter="qwen3_moe",
         profile="cpu_tree",
         world_size=2,
-        build="patchkit.parity.demo:build_trainer",
+        build="patchkit.parity.fsdp:build_trainer",
         options=TrainerSettings(model=model, gate_timeout_s=gate_s),
         environment={"OMP_NUM_THREADS": "1", "PATCHKIT_ENABLE": ""},
         timeout_s=120.0,
