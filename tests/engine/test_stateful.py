@@ -307,7 +307,7 @@ class _Nightly(Histories):
     pass
 
 
-TestManyHistories = pytest.mark.nightly(_Nightly.TestCase)
+TestManyHistories = pytest.mark.timeout(7200)(pytest.mark.nightly(_Nightly.TestCase))
 TestManyHistories.settings = settings(
     max_examples=10_000, stateful_step_count=12, deadline=None, suppress_health_check=_checks
 )
