@@ -135,7 +135,7 @@ class Evaluator:
                 bindings = current.names.get(name)
                 if bindings:
                     found = []
-                    for binding in bindings:
+                    for binding in reversed(bindings):
                         if exclusive(binding.guards, guards):
                             continue
                         value = binding.value
@@ -143,8 +143,10 @@ class Evaluator:
                             value = self._interpreter.own_name(value)
                         extra = tuple(g for g in binding.guards if g not in guards)
                         found.append((value, extra))
+                        if not extra:
+                            break  # on this way it was certainly bound here last
                     if found:
-                        return either(found)
+                        return either(found[::-1])
                 for module, _ in current.stars:
                     value = self._interpreter.star_name(module, name)
                     if value is not None:

@@ -1035,6 +1035,8 @@ class Interpreter:
         )
         if self.project.is_own(root) or root == "__main__":
             return
+        if isinstance(target, Ref) and _gives_back(target, replacement):
+            return
         raw = self.place(frame, node)
         self.found.sightings.append(
             Sighting(
@@ -1083,6 +1085,14 @@ class Interpreter:
     }
     if hasattr(ast, "TryStar"):
         _HANDLERS[ast.TryStar] = _try
+
+
+def _gives_back(target: Ref, value: Value) -> bool:
+    """Whether a write only puts the original back."""
+    found = options(value)
+    return bool(found) and all(
+        isinstance(v, Ref) and v.dotted == target.dotted for v, _ in found
+    )
 
 
 def _static_truth(test: ast.expr, cond: Value) -> bool | None:

@@ -235,7 +235,8 @@ def _named(node: ast.AST) -> set[str]:
     for rest in (args.vararg, args.kwarg):
         if rest is not None:
             found.add(rest.arg)
-    return found - {"self", "cls"}
+    first = [*args.posonlyargs, *args.args][:1]
+    return found - ({a.arg for a in first} & {"self", "cls"})
 
 
 class _Look:
@@ -248,6 +249,7 @@ class _Look:
         self._outside = outside
         self._reads_source = reads_source
         self._parameters: set[str] = set()
+        self._receivers: set[str] = set()
         self._functions: set[str] = set()
         self.imported: list[tuple[str, Import]] = []
         self._derived: dict[str, set[str]] = {}
@@ -286,6 +288,8 @@ class _Look:
     def _other(self, node: ast.AST, triggers: list[ast.AST]) -> None:
         if isinstance(node, _FUNCTIONS):
             self._parameters |= _named(node)
+            first = [*node.args.posonlyargs, *node.args.args][:1]
+            self._receivers |= {a.arg for a in first} & {"self", "cls"}
             if not isinstance(node, ast.Lambda):
                 self._functions.add(node.name)
                 self.names.setdefault(node.name, _HARMLESS)
@@ -378,14 +382,14 @@ class _Look:
             return _MAYBE
         root = _root(func.value)
         if func.attr in _LOOKUPS:
-            mine = root is None or root == "self" or root in self._parameters
+            mine = root is None or root in self._receivers or root in self._parameters
             return _HARMLESS if mine else _MAYBE
         if func.attr in _GIVING_SOURCE and self._reads_source:
             return _MAYBE
         if func.attr in ("split", "partition") and "ersion" in _last(func.value):
             return _MAYBE
         # A function of a module of the project's may give anything.
-        if root in ("self", "cls"):
+        if root in self._receivers:
             return _MAYBE if self._is_method_call(func) else _HARMLESS
         return _HARMLESS
 
@@ -399,7 +403,7 @@ class _Look:
             if isinstance(func, ast.Attribute):
                 if func.attr in ("items", "values", "keys", "copy"):
                     root = _root(func.value)
-                    if root in self._parameters or root == "self":
+                    if root in self._parameters or root in self._receivers:
                         return True
                     return isinstance(func.value, ast.Call)
                 return True
@@ -409,7 +413,7 @@ class _Look:
                 map(self._loops_harmlessly, iterated.args)
             )
         root = _root(iterated)
-        return root == "self" or (root is not None and root in self._parameters)
+        return root in self._receivers or (root is not None and root in self._parameters)
 
     def _standing(self, root: str) -> int:
         known = self.names.get(root)
@@ -451,7 +455,7 @@ class _Look:
             if root is None:
                 inner = _innermost(node)
                 return self._foreign_roots(inner) if isinstance(inner, ast.Call) else {""}
-            if root in ("self", "cls") or root in self._parameters:
+            if root in self._receivers or root in self._parameters:
                 return set()
             return self._roots(root) if self._standing(root) != _HARMLESS else set()
         if isinstance(node, ast.Call):
@@ -479,7 +483,7 @@ class _Look:
         if isinstance(node, ast.Name):
             if node.id in self._functions or node.id in self._parameters:
                 return {""}
-            if node.id in ("self", "cls") or self._standing(node.id) == _HARMLESS:
+            if node.id in self._receivers or self._standing(node.id) == _HARMLESS:
                 return set()
             return self._from_calls.get(node.id, {""} if self._standing(node.id) == _MAYBE else set())
         if isinstance(node, (ast.Attribute, ast.Subscript)):
@@ -487,7 +491,7 @@ class _Look:
             if root is None:
                 inner = _innermost(node)
                 return self._given(inner) if isinstance(inner, ast.Call) else {""}
-            if root in ("self", "cls") or root in self._parameters:
+            if root in self._receivers or root in self._parameters:
                 return set()
             return {""} if self._standing(root) == _MAYBE else set()
         if isinstance(node, (ast.Tuple, ast.List)):
@@ -498,7 +502,8 @@ class _Look:
             if self._weight(node) != _MAYBE:
                 return set()
             name = _last(node.func)
-            return {name} if name and name not in _GIVING and name != "getattr" else {""}
+            direct = name in _GIVING or name in _GIVING_SOURCE or name in _LOOKUPS
+            return {name} if name and not direct and name != "getattr" else {""}
         if isinstance(node, ast.IfExp):
             return self._given(node.body) | self._given(node.orelse)
         if isinstance(node, (ast.Compare, ast.BoolOp, ast.UnaryOp)):
@@ -526,7 +531,7 @@ class _Look:
             if not isinstance(inner, ast.Call) or self._weight(inner) == _MAYBE or special:
                 if not isinstance(inner, ast.Constant):
                     self._alone.add("")
-        elif root in ("self", "cls"):
+        elif root in self._receivers:
             if special or root == "cls":
                 self._when_called = True
         elif root in self._parameters and root not in self.names:
@@ -548,10 +553,8 @@ class _Look:
             return
         if isinstance(func, ast.Attribute):
             base = _root(func.value)
-            own = base in ("self", "cls") or (
-                base is not None
-                and base not in self._parameters
-                and self._standing(base) == _MAYBE
+            own = base is None or base in self._receivers or (
+                base not in self._parameters and self._standing(base) == _MAYBE
             )
         else:
             own = True
@@ -582,6 +585,7 @@ class _Look:
         elif name in _WRITES:
             if self._reads_source:
                 self._alone.add("")
+                self._when_called = self._when_called or bool(self._parameters)
         elif REGISTERING.match(name):
             self._registering(func, node)
         elif name in _ALWAYS:
@@ -590,7 +594,7 @@ class _Look:
                 if root in self._parameters:
                     self._when_called = True
                     return
-                if root == "self" and name != "impl":
+                if root in self._receivers and name != "impl":
                     return
             self._alone.add("")
         elif name == "setattr" or name in ("setitem",):
@@ -607,7 +611,7 @@ class _Look:
             self._when_called = True
             if not special:
                 return
-        if root == "self" and not special:
+        if root in self._receivers and not special:
             return
         if root is not None and not special and self._standing(root) != _MAYBE:
             return
@@ -627,7 +631,7 @@ class _Look:
         if not isinstance(func, ast.Attribute):
             return
         root = _root(func.value)
-        if root in ("self", "cls"):
+        if root in self._receivers:
             return
         if root in self._parameters:
             self._when_called = True

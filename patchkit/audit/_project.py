@@ -32,12 +32,14 @@ WELL_KNOWN = frozenset({
 # say yes too often, never no: an assignment to an attribute or an entry that is not
 # directly one of `self`, or the name of something that patches.
 _TRIGGER = re.compile(
-    rb"(?<!\bself)(?<!\bcls)\.\w+\s*(?:[-+*/|&^%@]|//|\*\*|<<|>>)?=(?!=)"
+    rb"(?<!\bself)\.\w+\s*(?:[-+*/|&^%@]|//|\*\*|<<|>>)?=(?!=)"
     rb"|^[ \t]*[\w.()\[\]'\"]+\.\w+[ \t]*:[^=\n]+=(?!=)"
     rb"|(?<!self)\.\w+\s*,[^()=\n]*=(?!=)"
     rb"|\]\s*[|]?=(?!=)"
     rb"|\)\s*=(?!=)"
     rb"|\.\w+\s*\\\s*="
+    rb"|\.(?:update|setdefault|__setitem__)\b|[A-Z_]{2,}\.(?:append|insert|extend|pop)\b"
+    rb"|(?i:registry|mapping)\.(?:append|insert|extend|pop)\b"
     rb"|setattr|delattr|\bdel\b|__dict__|__class__|\bvars\b|globals"
     rb"|mock|monkeypatch|wrapt|gorilla|mpat|curse|\bpatchy?\b|[._]patch|patch[_(]"
     rb"|sys\.modules|meta_path|torch\.library|\.impl\b|py_impl|register|when_imported"

@@ -250,7 +250,7 @@ class SourceCalls:
         """Text goes into an installed file."""
         if not path.parts or not path.parts[-1].endswith(".py"):
             return
-        source = first_of(text, Source)
+        source = _most_edited(text)
         edits: tuple[Edit, ...] = ()
         if isinstance(source, Source):
             edits = source.edits
@@ -264,8 +264,8 @@ class SourceCalls:
 
     def executed(self, code: Value, frame: Frame, node: ast.AST) -> bool:
         """Edited source of a function or module is executed; whether that is what happens."""
-        source = first_of(code, Source)
-        if not isinstance(source, Source):
+        source = _most_edited(code)
+        if source is None:
             return False
         if source.edits:
             self._interpreter.emit(
@@ -294,6 +294,11 @@ class SourceCalls:
             if line.startswith("-") and not line.startswith("---")
         ]
         return tuple(Edit(line) for line in lines if line)
+
+
+def _most_edited(text: Value) -> Source | None:
+    found = [v for v, _ in options(text) if isinstance(v, Source)]
+    return max(found, key=lambda s: len(s.edits), default=None)
 
 
 __all__ = ["SourceCalls"]

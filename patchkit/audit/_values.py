@@ -111,6 +111,9 @@ class Func:
     owner: Klass | None = None
     decorators: tuple[Value, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<Func {self.reference}>"
+
     @property
     def reference(self) -> str:
         return f"{self.module.name}:{self.qualname}"
@@ -133,6 +136,9 @@ class Klass:
     node: ast.ClassDef
     scope: Scope
     bases: tuple[Value, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Klass {self.reference}>"
 
     @property
     def reference(self) -> str:
