@@ -16,13 +16,13 @@ import threading
 from typing import Any
 
 import torch
-from patchkit_adapters.qwen3_moe.coverage import UncoveredLayerError
 from torch import Tensor
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
-from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 from transformers.utils.generic import can_return_tuple
 
 from patchkit.providers import cuda
+from patchkit_adapters.qwen3_moe.causal_lm import causal_lm_output
+from patchkit_adapters.qwen3_moe.coverage import UncoveredLayerError
 
 _PACKING = "patchkit_packing"
 
@@ -197,23 +197,13 @@ def causal_lm_forward(
         **kwargs,
     )
     kwargs.pop(_PACKING)
-    kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-    logits = cuda.linear(outputs.last_hidden_state[:, kept, :], self.lm_head.weight)
-    loss = aux_loss = None
-    if labels is not None:
-        loss = self.loss_function(logits, labels, self.vocab_size, **kwargs)
-    if output_router_logits:
-        aux_loss = load_balancing_loss_func(
-            outputs.router_logits, self.num_experts, self.num_experts_per_tok, attention_mask
-        )
-        if loss is not None:
-            loss = loss + self.router_aux_loss_coef * aux_loss
-    return MoeCausalLMOutputWithPast(
-        loss=loss,
-        aux_loss=aux_loss,
-        logits=logits,
-        past_key_values=outputs.past_key_values,
-        hidden_states=outputs.hidden_states,
-        attentions=outputs.attentions,
-        router_logits=outputs.router_logits,
+    return causal_lm_output(
+        self,
+        outputs,
+        cuda.linear,
+        labels=labels,
+        logits_to_keep=logits_to_keep,
+        router_loss=output_router_logits,
+        attention_mask=attention_mask,
+        loss_options=kwargs,
     )

@@ -79,9 +79,7 @@ def row_parallel_forward(self: Any, input_: Tensor) -> Any:
         bias=(self.bias is None, True),
         quant_method=(type(self.quant_method).__name__, "UnquantizedLinearMethod"),
     )
-    partial = providers.linear(
-        input_, self.weight, chunks=_chunks_per_rank(self, self.tp_size)
-    )
+    partial = providers.linear(input_, self.weight, chunks=_chunks_per_rank(self, self.tp_size))
     if self.reduce_results and self.tp_size > 1:
         partial = _tree_over_ranks(partial)
     output = partial.to(input_.dtype)
@@ -153,7 +151,11 @@ def rotary_forward(
 
 
 def kv_cache_update(
-    self: Any, layer: torch.nn.Module, key: Tensor, value: Tensor, kv_cache: Tensor,
+    self: Any,
+    layer: torch.nn.Module,
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
     slot_mapping: Tensor,
 ) -> None:
     """``CPUAttentionBackendImpl.do_kv_cache_update``: write keys and values to their slots."""
@@ -177,8 +179,15 @@ def _pages(kv_cache: Tensor, block_table: Tensor, length: int) -> tuple[Tensor, 
 
 
 def attention_forward(
-    self: Any, layer: Any, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor,
-    attn_metadata: Any, output: Tensor, output_scale: Tensor | None = None,
+    self: Any,
+    layer: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    attn_metadata: Any,
+    output: Tensor,
+    output_scale: Tensor | None = None,
     output_block_scale: Tensor | None = None,
 ) -> Tensor:
     """``CPUAttentionBackendImpl.forward``: every query against its own cached context."""
@@ -209,7 +218,10 @@ def attention_forward(
         position = context - tokens + torch.arange(tokens)[None, :, None]
         allowed = torch.arange(keys.shape[1])[None, None, :] <= position
         found = providers.attention(
-            query[rows].view(len(requests), tokens, *query.shape[1:]), keys, values, allowed,
+            query[rows].view(len(requests), tokens, *query.shape[1:]),
+            keys,
+            values,
+            allowed,
             scale=self.scale,
         )
         output[rows] = found.view(-1, *query.shape[1:]).view(-1, *output.shape[1:])
@@ -245,8 +257,12 @@ def _routed(router: Any, router_logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def compute_routing(
-    self: Any, hidden_states: Tensor, router_logits: Tensor, indices_type: torch.dtype | None,
-    *, input_ids: Tensor | None = None,
+    self: Any,
+    hidden_states: Tensor,
+    router_logits: Tensor,
+    indices_type: torch.dtype | None,
+    *,
+    input_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``CPURouter._compute_routing``: stable top-k of exact float32 probabilities."""
     weights, experts = _routed(self, router_logits)
@@ -279,7 +295,11 @@ def _expert_partial_sum(method: Any, layer: Any, x: Tensor, weights: Tensor, ids
         activation=(_plain(layer.activation), "silu"),
     )
     parts = providers.experts_chunks(
-        x, ids, weights, layer.w13_weight, layer.w2_weight,
+        x,
+        ids,
+        weights,
+        layer.w13_weight,
+        layer.w2_weight,
         chunks=_chunks_per_rank(layer, parallel.tp_size),
     )
     return providers.pairwise_tree(parts)
@@ -294,8 +314,13 @@ def monolithic_experts(
 
 
 def experts_forward(
-    self: Any, layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor,
-    shared_experts: Any, shared_experts_input: Tensor | None,
+    self: Any,
+    layer: Any,
+    x: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    shared_experts: Any,
+    shared_experts_input: Tensor | None,
 ) -> Tensor:
     """``UnquantizedFusedMoEMethod.forward_native``: this rank's float32 partial sum."""
     _refuse_unless(layer, shared_experts=(shared_experts is None, True))

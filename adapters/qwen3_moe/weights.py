@@ -82,18 +82,23 @@ def weight_map(
     for name, layer in vocabularies:
         shard = layer.shard_indices
         held = shard.org_vocab_end_index - shard.org_vocab_start_index
-        yield _rows(
-            name, layer.weight[:held], shard.org_vocab_start_index, layer.org_vocab_size
-        )
+        yield _rows(name, layer.weight[:held], shard.org_vocab_start_index, layer.org_vocab_size)
     yield _rows("model.norm.weight", model.model.norm.weight, 0, config.hidden_size)
     for index, layer in enumerate(model.model.layers):
         prefix = f"model.layers.{index}."
         yield from _attention(prefix + "self_attn.", layer.self_attn, tp_rank, tp_size)
         for name in ("input_layernorm", "post_attention_layernorm"):
-            yield _rows(f"{prefix}{name}.weight", getattr(layer, name).weight, 0, config.hidden_size)
+            yield _rows(
+                f"{prefix}{name}.weight", getattr(layer, name).weight, 0, config.hidden_size
+            )
         yield _rows(prefix + "mlp.gate.weight", layer.mlp.gate.weight, 0, config.num_experts)
         routed = getattr(layer.mlp.experts, "routed_experts", layer.mlp.experts)
         yield from _experts(
-            prefix + "mlp.experts.", routed.w13_weight, routed.w2_weight,
-            tp_rank, tp_size, ep_rank, ep_size,
+            prefix + "mlp.experts.",
+            routed.w13_weight,
+            routed.w2_weight,
+            tp_rank,
+            tp_size,
+            ep_rank,
+            ep_size,
         )

@@ -28,7 +28,9 @@ def demo(
     sequences: Annotated[int, typer.Option(min=2, help="Sequences sampled per phase.")] = 64,
     seed: Annotated[int, typer.Option(help="Of weights, prompts and sampling.")] = 0,
     stock: Annotated[bool, typer.Option(help="Score the tokens with the stock pair, too.")] = True,
-    runs: Annotated[Path, typer.Option(help="Folder for models, logs and artifacts.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="Folder for models, logs and artifacts.")] = Path(
+        "runs"
+    ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Sample with real vLLM, replay with real FSDP2, and compare every bit."""

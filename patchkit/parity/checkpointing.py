@@ -84,8 +84,14 @@ def bind_non_reentrant(original: Any) -> Any:
     ):
         bound = _in_state(fn, forward_state())
         yield from original(
-            bound, preserve_rng_state, context_fn, determinism_check, debug, early_stop,
-            *args, **kwargs,
+            bound,
+            preserve_rng_state,
+            context_fn,
+            determinism_check,
+            debug,
+            early_stop,
+            *args,
+            **kwargs,
         )
 
     return _checkpoint_without_reentrant_generator

@@ -205,9 +205,7 @@ class _Run:
             self.scorer.send(checkpoint, rollouts)
             with self._timed("stock", f"{name}: stock replay"):
                 # Before the step: afterwards the trainer holds other weights.
-                stock_replay = by_sequence(
-                    self.trainer("replay", rollouts=rollouts, exact=False)
-                )
+                stock_replay = by_sequence(self.trainer("replay", rollouts=rollouts, exact=False))
         with self._timed("step", f"{name}: replay, gate, backward, optimizer step"):
             steps: list[StepResult] = self.trainer(
                 "step", rollouts=rollouts, advantages=rewards(rollouts, self.vocabulary)
@@ -260,9 +258,7 @@ class _Run:
         with self._timed("sync", f"{name}: deliver the new weights"):
             self.trainer("export", folder=checkpoint)
             self._synced(
-                self.engine.sync.update(
-                    version, checkpoint / "model.safetensors", self._receipt()
-                )
+                self.engine.sync.update(version, checkpoint / "model.safetensors", self._receipt())
             )
         return checkpoint
 

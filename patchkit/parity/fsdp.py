@@ -313,6 +313,10 @@ class FSDPTrainer:
         self.version += 1
         return {"grad_norm": float(norm), "loss": float(loss.detach())}
 
+    def policy_version(self) -> int:
+        """Optimizer steps taken so far; asks no other rank."""
+        return self.version
+
     # -- weights -----------------------------------------------------------------------
 
     def receipt(self) -> Receipt:
@@ -364,9 +368,7 @@ def build_trainer(settings: Any, installation: Any) -> FSDPTrainer:
     Without an adapter it is a stock trainer, which has no exact path to enter.
     """
     if installation is None:
-        return FSDPTrainer(
-            settings.options, exact=_no_exact_path, select_logprobs=stock_logprobs
-        )
+        return FSDPTrainer(settings.options, exact=_no_exact_path, select_logprobs=stock_logprobs)
     import patchkit
 
     return FSDPTrainer(

@@ -172,9 +172,7 @@ class RolloutEngine:
         )
         return rollouts, evidence
 
-    def _rollout(
-        self, number: int, prompt: Sequence[int], output: Any, version: int
-    ) -> Rollout:
+    def _rollout(self, number: int, prompt: Sequence[int], output: Any, version: int) -> Rollout:
         completion = output.outputs[0]
         # Where the engine labels its outputs, its word counts and not ours.
         spans = output_spans(completion) if hasattr(completion, "weight_versions") else ()

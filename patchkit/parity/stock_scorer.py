@@ -87,10 +87,7 @@ def _score(llm: Any, sequences: Sequence[tuple[list[int], list[int]]]) -> list[l
         use_tqdm=False,
     )
     return [
-        [
-            output.prompt_logprobs[len(prompt) + i][token].logprob
-            for i, token in enumerate(tokens)
-        ]
+        [output.prompt_logprobs[len(prompt) + i][token].logprob for i, token in enumerate(tokens)]
         for (prompt, tokens), output in zip(sequences, outputs, strict=True)
     ]
 

@@ -162,7 +162,9 @@ class TrainerGroup:
         deadline = time.monotonic() + self.timeout_s
         while len(answers) + len(errors) + len(lost) < len(self._pipes):
             open_ranks = [
-                r for r in range(len(self._pipes)) if r not in answers | errors | lost  # type: ignore[operator]
+                r
+                for r in range(len(self._pipes))
+                if r not in answers | errors | lost  # type: ignore[operator]
             ]
             ready = wait(
                 [h for r in open_ranks for h in (self._pipes[r], self._processes[r].sentinel)],
@@ -296,5 +298,3 @@ def sendable(error: BaseException) -> BaseException | str:
     except Exception:
         return "".join(traceback.format_exception(error))
     return error
-
-

@@ -91,8 +91,13 @@ def _forward_sequences(
     step = max(1, _BLOCK_ELEMENTS // max(1, per_token))
     blocks = [
         _forward_block(
-            q_BTHD[:, start : start + step], keys, values, value_scale, broken,
-            allowed_BTL[:, start : start + step], scale,
+            q_BTHD[:, start : start + step],
+            keys,
+            values,
+            value_scale,
+            broken,
+            allowed_BTL[:, start : start + step],
+            scale,
         )
         for start in range(0, q_BTHD.shape[1], step)
     ]
@@ -100,8 +105,13 @@ def _forward_sequences(
 
 
 def _forward_block(
-    q_BTHD: Tensor, keys_BGLD: Tensor, values_BGLD: Tensor, value_scale_BGL: Tensor,
-    broken_BGL: Tensor | None, allowed_BTL: Tensor, scale: float,
+    q_BTHD: Tensor,
+    keys_BGLD: Tensor,
+    values_BGLD: Tensor,
+    value_scale_BGL: Tensor,
+    broken_BGL: Tensor | None,
+    allowed_BTL: Tensor,
+    scale: float,
 ) -> Tensor:
     """One block of query rows against pre-rounded keys and values."""
     groups = keys_BGLD.shape[1]
@@ -136,8 +146,11 @@ class _Attention(torch.autograd.Function):
         step = max(1, _BLOCK_KEYS // max(1, k_BLGD[0].numel()))
         parts = [
             _forward_sequences(
-                q_BTHD[start : start + step], k_BLGD[start : start + step],
-                v_BLGD[start : start + step], allowed_BTL[start : start + step], scale,
+                q_BTHD[start : start + step],
+                k_BLGD[start : start + step],
+                v_BLGD[start : start + step],
+                allowed_BTL[start : start + step],
+                scale,
             )
             for start in range(0, q_BTHD.shape[0], step)
         ]

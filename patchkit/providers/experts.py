@@ -56,11 +56,7 @@ def _side_by_side(
     longest = max(counts)
     # Where each row goes in the padded [experts * longest] rows.
     target = torch.tensor(
-        [
-            slot * longest + row
-            for slot, expert in enumerate(used)
-            for row in range(counts[expert])
-        ],
+        [slot * longest + row for slot, expert in enumerate(used) for row in range(counts[expert])],
         device=x_PH.device,
     )
     padded = x_PH.new_zeros(len(used) * longest, x_PH.shape[1]).index_copy(0, target, x_PH)
@@ -123,7 +119,9 @@ def experts_chunks(
             x_TH[start : start + _BLOCK_TOKENS],
             expert_Tk[start : start + _BLOCK_TOKENS].long(),
             weight_Tk[start : start + _BLOCK_TOKENS],
-            w13_EFH, w2_EHF, chunks,
+            w13_EFH,
+            w2_EHF,
+            chunks,
         )
         for start in range(0, x_TH.shape[0], _BLOCK_TOKENS)
     ]

@@ -15,9 +15,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from patchkit.parity.fsdp import TrainerSettings  # noqa: E402
-from patchkit.parity.trainer_group import TrainerGroup, TrainerGroupError  # noqa: E402
-from patchkit.parity.workload import Rollout, mixed_prompts  # noqa: E402
+from patchkit.parity.fsdp import TrainerSettings
+from patchkit.parity.trainer_group import TrainerGroup, TrainerGroupError
+from patchkit.parity.workload import Rollout, mixed_prompts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack]
 
