@@ -28,7 +28,7 @@ def main(
     refits: Annotated[int, typer.Option(min=1, help="Weight updates.")] = 10,
     seed: Annotated[int, typer.Option(help="Of weights, prompts and sampling.")] = 0,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts per step.")] = 8,
-    group: Annotated[int, typer.Option(min=2, help="Answers per prompt.")] = 8,
+    group: Annotated[int, typer.Option(min=2, help="Answers per prompt.")] = 16,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer.")] = 16,
     ranks: Annotated[int, typer.Option(min=1, help="FSDP2 ranks.")] = 2,
     tensor_parallel_size: Annotated[
@@ -189,12 +189,12 @@ def show(
     from rich.table import Table
 
     console = Console()
-    table = Table(title="patchkit's pair | stock pair", title_justify="left")
-    for header in ("version", "tokens", "reward", "mismatches", "k3", "clipped"):
-        table.add_column(header, justify="right")
+    table = Table(title="Every sampled token, by policy version", title_justify="left")
+    for header in ("\nversion", "\ntokens", "\nreward", "mis-\nmatches"):
+        table.add_column(header, justify="right", no_wrap=True)
     if stock:
-        for header in ("reward", "mismatches", "k3", "clipped"):
-            table.add_column(f"stock\n{header}", justify="right")
+        for header in ("stock:\nreward", "mis-\nmatches", "\nk3", "\nclipped"):
+            table.add_column(header, justify="right", no_wrap=True)
     for number, r in enumerate(exact):
         colour = "red" if r.mismatches else "green"
         row = [
@@ -202,8 +202,6 @@ def show(
             f"{r.tokens:,}",
             f"{r.reward:.3f}",
             f"[{colour}]{r.mismatches:,}[/{colour}]",
-            f"{r.k3:.2g}",
-            f"{r.clip_rate:.1%}",
         ]
         if stock:
             s = stock[number]

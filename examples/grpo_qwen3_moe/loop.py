@@ -19,6 +19,7 @@ from grpo_qwen3_moe.actors import RolloutActor, StockRolloutActor
 from grpo_qwen3_moe.cluster import TrainerActors, actor, answer
 from grpo_qwen3_moe.settings import LoopSettings
 from grpo_qwen3_moe.task import Task
+from patchkit.errors import Violation
 from patchkit.parity import rollout_engine
 from patchkit.parity.demo_setup import DemoSetup
 from patchkit.parity.fsdp import TrainerSettings, selected
@@ -29,6 +30,7 @@ from patchkit.parity.workload import Rollout, by_sequence
 from patchkit.runtime.artifact import PHASES, Artifact
 from patchkit.runtime.attestation import (
     Attestation,
+    AttestationError,
     collect_attestations,
     rollout_processes,
     trainer_processes,
@@ -189,6 +191,9 @@ class OnPolicyLoop(_Loop):
 
     rollout: Any = None
     trainer: TrainerActors | None = None
+    engine_manifest: Attestation | None = None
+    _reached = False
+    _restarts = 0
 
     def __enter__(self) -> OnPolicyLoop:
         try:
@@ -209,60 +214,96 @@ class OnPolicyLoop(_Loop):
         Raises:
             PatchkitError: Before a token is sampled.
         """
-        contract, settings = self.setup.contract, self.settings
-        variables = dict(contract.environment.variables)
-        engine = {
-            **variables,
-            **rollout_engine.environment(settings.tensor_parallel_size),
-            "PATCHKIT_CANARY": "1",
-        }
+        contract = self.setup.contract
+        environment = contract.environment
+        attested = Path(environment.variables["PATCHKIT_RUN_DIR"])
+        self.artifact = Artifact(contract.as_dict())
         with self.stage("start"):
             # The plugin belongs to engines; a trainer's patches are installed by start_rank.
-            self.trainer = self.trainers(self.adapter.name, {**variables, "PATCHKIT_ENABLE": ""})
-            tensor = settings.tensor_parallel_size
-            self.rollout = actor(RolloutActor, engine, cpus=tensor, gpus=self.gpus * tensor)
-            self.ask(
-                "start",
-                self.profile,
-                self.setup.model,
-                self.adapter.weight_map or "",
-                settings.seed,
-                bound_s=settings.bounds.start_s,
+            self.trainer = self.trainers(
+                self.adapter.name, {**environment.variables, "PATCHKIT_ENABLE": ""}
             )
-            manifests = self.trainer.ready()
-            self.attestations = self._attested()
-        self.artifact = Artifact(
-            contract.as_dict(), unreviewed={s for m in manifests for s in m["unreviewed"]}
-        )
-        self.artifact.add_attestations(self.attestations)
+            self._start_engine(self.setup.model, attested)
+            self.trainer.ready()
+            self._admit(
+                collect_attestations(
+                    attested,
+                    trainer_processes(self.settings.ranks),
+                    contract_digest=contract.digest,
+                    environment={
+                        k: v for k, v in environment.compared.items() if k != "PATCHKIT_ENABLE"
+                    },
+                )
+            )
         with self.stage("receipts"):
             self._synced(self.ask("begin", self._receipt(), 0))
-        self.log.info(
-            "started",
-            contract=contract.digest,
-            processes=[a.who for a in self.attestations],
-            manifests=sorted({f"{a.role} {a.manifest_digest}" for a in self.attestations}),
-            seconds=dict(self._seconds),
-        )
+        self.log.info("started", contract=contract.digest, seconds=dict(self._seconds))
         self._seconds.clear()
 
-    def _attested(self) -> list[Attestation]:
-        """Every process of this start, compared; it has a folder of its own."""
-        contract = self.setup.contract
-        compared = contract.environment.compared
-        folder = Path(contract.environment.variables["PATCHKIT_RUN_DIR"])
+    def _start_engine(self, model: Path, attested: Path) -> None:
+        """One engine, and what its processes attest; each start has a folder of its own."""
+        settings, contract = self.settings, self.setup.contract
+        tensor = settings.tensor_parallel_size
+        variables = {
+            **contract.environment.variables,
+            **rollout_engine.environment(tensor),
+            "PATCHKIT_CANARY": "1",
+            "PATCHKIT_RUN_DIR": str(attested),
+        }
+        self.rollout = actor(RolloutActor, variables, cpus=tensor, gpus=self.gpus * tensor)
+        self.ask(
+            "start",
+            self.profile,
+            model,
+            self.adapter.weight_map or "",
+            settings.seed,
+            bound_s=settings.bounds.start_s,
+        )
         found = collect_attestations(
-            folder,
-            rollout_processes(tensor_parallel=self.settings.tensor_parallel_size),
+            attested,
+            rollout_processes(tensor_parallel=tensor),
             contract_digest=contract.digest,
-            environment=compared,
+            environment=contract.environment.compared,
         )
-        return found + collect_attestations(
-            folder,
-            trainer_processes(self.settings.ranks),
-            contract_digest=contract.digest,
-            environment={k: v for k, v in compared.items() if k != "PATCHKIT_ENABLE"},
-        )
+        before, self.engine_manifest = self.engine_manifest, found[0]
+        if before is not None and before.manifest_digest != found[0].manifest_digest:
+            raise AttestationError(
+                "the engine that was started again is another one",
+                [
+                    Violation(
+                        subject=found[0].who,
+                        problem="its runtime manifest differs from the first start's",
+                        expected=before.manifest_digest,
+                        found=found[0].manifest_digest,
+                        remedy="something was installed or upgraded since; start a new run",
+                    )
+                ],
+            )
+        self._admit(found)
+        self._reached = False
+
+    def _admit(self, attestations: list[Attestation]) -> None:
+        self.artifact.add_attestations(attestations)
+        for a in attestations:
+            self.log.info("attested", process=a.who, manifest=a.manifest_digest, state=a.state)
+
+    def restart_rollout(self, version: int) -> None:
+        """A new engine in place of a lost one, from the checkpoint of ``version``.
+
+        It is believed no more than the first: its processes attest anew, and what it
+        loaded is compared with the trainer's receipt.
+        """
+        import ray
+
+        ray.kill(self.rollout)
+        self._restarts += 1
+        folder = self.folder / f"attestations-{self._restarts}"
+        model = self.folder / f"checkpoint-{version}" if version else self.setup.model
+        with self.stage("restart the engine"):
+            self._start_engine(model, folder)
+            record = self.ask("begin", self._receipt(), version)
+        # The artifact has the transaction of this version already.
+        self._log_sync(record, restarted=True)
 
     def ask(self, command: str, *arguments: Any, bound_s: float = 0.0) -> Any:
         """Ask the rollout actor, within a bound."""
@@ -291,8 +332,10 @@ class OnPolicyLoop(_Loop):
         spans = [r.spans or (Span(r.start_version, 0, len(r.tokens)),) for r in rollouts]
         require_on_policy(spans, version)
         lag = lag_report(spans, version)
-        if version == 0:
-            self.hits = require_reached(self.attestations[0].manifest, self.ask("hits"))
+        if not self._reached:
+            assert self.engine_manifest is not None
+            require_reached(self.engine_manifest.manifest, self.ask("hits"))
+            self._reached = True
         with self.stage("step"):
             if step:
                 steps = self.tell(
@@ -357,8 +400,12 @@ class OnPolicyLoop(_Loop):
 
     def _synced(self, record: SyncRecord) -> None:
         self.artifact.add_refit(record)
+        self._log_sync(record)
+
+    def _log_sync(self, record: SyncRecord, **more: Any) -> None:
         self.log.info(
             "synced",
+            **more,
             version=record.version,
             mode=record.mode,
             trainer=record.trainer.digest if record.trainer else None,

@@ -56,11 +56,11 @@ class LoopSettings:
     seed: int = 0
     refits: int = 10
     prompts: int = 8
-    group: int = 8
+    group: int = 16
     new_tokens: int = 16
     tensor_parallel_size: int = 1
     ranks: int = 2
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-2
     clip: float = 0.2
     device: str = "cpu"
     gpus_per_actor: float = 1.0
