@@ -4,8 +4,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 TP     ?= 1
 ADAPTER ?= qwen3_moe
+SEEDS  ?= 0 1 2
+RUNS   ?= runs/example
 
-.PHONY: demo test nightly lint types bench clean
+.PHONY: demo example test nightly lint types bench clean
 
 $(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml plugin/pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v < (3, 13) else f"patchkit: the pinned CPU stack needs Python 3.11 or 3.12, found {v[0]}.{v[1]}; name one with make PYTHON=python3.11")'
@@ -20,6 +22,13 @@ $(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml plu
 
 demo: $(VENV)/.installed
 	$(BIN)/patchkit demo --adapter $(ADAPTER) --tensor-parallel-size $(TP)
+
+# The first seed shows the stock pair and the gate's cost, too; the others only that the
+# first was no luck. One run of a seed is one process: an environment is fixed once.
+example: $(VENV)/.installed
+	@set -e; more=; for seed in $(SEEDS); do \
+	  PYTHONPATH=examples $(BIN)/python -m grpo_qwen3_moe --seed $$seed --runs $(RUNS) $$more; \
+	  more="--no-stock --cost-pairs 0"; done
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q

@@ -11,7 +11,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from grpo_qwen3_moe.actors import TrainerActor
 from grpo_qwen3_moe.settings import Bounds, LoopSettings
-from patchkit.errors import PatchkitError
+from patchkit.errors import ConfigurationError, PatchkitError
 from patchkit.parity.trainer_group import RankSettings, TrainerGroupError
 from patchkit.runtime.environment import Environment
 from patchkit.runtime.ray_cluster import require_cluster_environment
@@ -55,7 +55,14 @@ def connect(settings: LoopSettings, environment: Environment) -> None:
             logging_level="WARNING",
         )
     else:
-        ray.init(address=settings.address, log_to_driver=False, logging_level="WARNING")
+        try:
+            ray.init(address=settings.address, log_to_driver=False, logging_level="WARNING")
+        except ConnectionError as error:
+            raise ConfigurationError(
+                f"Ray cluster {settings.address}: cannot be joined ({error}). Is it running, and "
+                "is its token in RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH? `--address local` starts "
+                "a cluster of the run's own."
+            ) from error
     try:
         require_cluster_environment(environment)
     except BaseException:
@@ -128,6 +135,14 @@ class TrainerActors:
         """
         references = [a.call.remote(command, arguments) for a in self._actors]
         return self._collect(command, references, self._bounds.command_s)
+
+    def one(self, rank: int, command: str, **arguments: Any) -> Any:
+        """Run a command that needs no other rank on one rank."""
+        reference = self._actors[rank].call.remote(command, arguments)
+        good, value = answer(f"trainer {rank}", command, reference, self._bounds.command_s)
+        if not good:
+            raise TrainerGroupError(command, {rank: value}, {})
+        return value
 
     def _collect(self, command: str, references: list[Any], bound_s: float) -> list[Any]:
         ranks = {reference: rank for rank, reference in enumerate(references)}

@@ -526,8 +526,9 @@ class StockLoop(_Loop):
 
 
 def _median_stages(rounds: list[Round]) -> dict[str, float]:
-    names = {name for r in rounds for name in r.seconds}
+    """Medians in the order of a round; what the trainer's ranks did is inside ``step``."""
+    names = {name: None for r in reversed(rounds) for name in r.seconds}
     return {
         name: statistics.median(r.seconds[name] for r in rounds if name in r.seconds)
-        for name in sorted(names)
+        for name in names
     }

@@ -25,14 +25,15 @@ class Task:
         vocabulary: Size of the vocabulary.
         prompts: Different prompts per step.
         group: Answers per prompt, compared with each other.
-        prompt_tokens: Longest prompt; half of the prompts are shorter.
+        prompt_tokens: Longest prompt; half of the prompts are shorter. More than a page of the
+            KV cache, so that the answers of a group share pages.
         new_tokens: Tokens of an answer.
     """
 
     vocabulary: int
     prompts: int = 8
     group: int = 16
-    prompt_tokens: int = 24
+    prompt_tokens: int = 40
     new_tokens: int = 16
 
     def batch(self, seed: int, step: int) -> list[tuple[int, ...]]:

@@ -55,8 +55,9 @@ svg .axis { stroke: var(--line); }
 .curves { display: grid; gap: 0 1.5rem;
   grid-template-columns: repeat(auto-fit, minmax(21rem, 1fr)); }
 .curves svg { min-width: 0; }
-svg polyline { fill: none; stroke-width: 2; }
-svg polyline.exact { stroke: var(--good); } svg polyline.stock { stroke: var(--bad); }
+svg polyline { stroke-width: 2; }
+svg polyline.exact { fill: none; stroke: var(--good); }
+svg polyline.stock { fill: none; stroke: var(--bad); }
 details { margin: .5rem 0; } summary { cursor: pointer; }
 """
 
