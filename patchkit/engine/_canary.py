@@ -40,6 +40,7 @@ class _Count:
     code: CodeType
     names: tuple[str, str]
     ticks: itertools.count[int]
+    traces: itertools.count[int]
 
 
 class Canary:
@@ -47,6 +48,7 @@ class Canary:
 
     Attributes:
         hits: Patch identity -> calls or traces in this run, after it ended.
+        traced: Those of the hits that a compiler's trace made: what compiled code keeps.
         by_evidence: Patches that count as reached through stored evidence.
         instead: Patch identity -> what ran under that name instead.
     """
@@ -55,6 +57,7 @@ class Canary:
         self, installation: Installation, evidence: Mapping[str, int], watch_calls: bool
     ) -> None:
         self.hits: dict[str, int] = {}
+        self.traced: dict[str, int] = {}
         self.by_evidence: tuple[str, ...] = ()
         self.instead: dict[str, list[str]] = {}
         self._installation = installation
@@ -86,12 +89,12 @@ class Canary:
             return
         number = next(_numbers)
         names = (f"hit_{number}", f"call_{number}")
-        ticks = itertools.count()
+        ticks, traces = itertools.count(), itertools.count()
         space = inert.namespace(sys.modules[__name__])
-        space[names[0]] = _ticker(ticks)
+        space[names[0]] = _ticker(ticks, traces)
         space[names[1]] = shape.twin(function)
         code = detour.rerouted(function, __name__, *names)
-        count = _Count(planned.patch.identity, function, function.__code__, names, ticks)
+        count = _Count(planned.patch.identity, function, function.__code__, names, ticks, traces)
         self._counts.append(count)
         function.__code__ = code
 
@@ -103,14 +106,17 @@ class Canary:
             self._profilers = None
         space = inert.namespace(sys.modules[__name__])
         hits: dict[str, int] = {}
+        traced: dict[str, int] = {}
         for count in self._counts:
             count.function.__code__ = count.code
             hits[count.identity] = hits.get(count.identity, 0) + next(count.ticks)
+            if traces := next(count.traces):
+                traced[count.identity] = traced.get(count.identity, 0) + traces
         for count in self._counts:
             for name in count.names:
                 space.pop(name, None)
         if self._counts:
-            self.hits = hits
+            self.hits, self.traced = hits, traced
         self._counts = []
         if self._installation._canary is self:
             self._installation._canary = None
@@ -194,9 +200,13 @@ class Canary:
         return told[:5]
 
 
-def _ticker(ticks: itertools.count[int]) -> Any:
+def _ticker(ticks: itertools.count[int], traces: itertools.count[int]) -> Any:
     def hit() -> None:
         next(ticks)
+        # Not imported for this: without it loaded, nothing is being traced.
+        guards = sys.modules.get("torch._guards")
+        if guards is not None and guards.TracingContext.try_get() is not None:
+            next(traces)
 
     # torch.compile runs such a function while tracing and leaves nothing of it in the
     # graph: a trace is a hit, and the compiled code is the same as without a canary.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,8 @@ from patchkit.engine._declare import Adapter
 from patchkit.engine._plan import inspect_plan
 from patchkit.engine._report import runtime_manifest
 
-_MARK = "patchkit-"
+# The name of a folder that this module made; a user's own "patchkit-data" is not one.
+_OURS = re.compile(r"patchkit-[0-9a-f]{16}")
 
 # Variables that say where compiled code is kept, and where that is without them. The
 # ahead-of-time key of vLLM has no room for a patch set; the root of its caches has.
@@ -27,10 +29,15 @@ _FOLDERS = {
         Path(env.get("XDG_CACHE_HOME") or Path(env.get("HOME", "~")).expanduser() / ".cache")
         / "vllm"
     ),
-    "TORCHINDUCTOR_CACHE_DIR": lambda env: (
-        Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
-    ),
+    "TORCHINDUCTOR_CACHE_DIR": lambda env: Path(tempfile.gettempdir()) / f"torchinductor_{_user()}",
 }
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a container whose user has no name
+        return f"uid-{os.getuid()}"
 
 
 def patch_set_digest(adapter: str | Adapter, side: str) -> str:
@@ -45,7 +52,8 @@ def patch_set_digest(adapter: str | Adapter, side: str) -> str:
 def cache_environment(digest: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables that give a patch set compile caches of its own.
 
-    Idempotent: a folder made by an earlier call is replaced, not nested.
+    Idempotent: a folder made by an earlier call, or one inside it (vLLM moves
+    inductor's there while it compiles), is replaced, not nested.
 
     Args:
         digest: From :func:`patch_set_digest` or a runtime manifest.
@@ -55,9 +63,10 @@ def cache_environment(digest: str, environ: Mapping[str, str] | None = None) -> 
     result = {}
     for variable, default in _FOLDERS.items():
         folder = Path(env[variable]) if env.get(variable) else default(env)
-        if folder.name.startswith(_MARK):
-            folder = folder.parent
-        result[variable] = str(folder / f"{_MARK}{digest[:16]}")
+        for inner in (folder, *folder.parents):
+            if _OURS.fullmatch(inner.name):
+                folder = inner.parent
+        result[variable] = str(folder / f"patchkit-{digest[:16]}")
     return result
 
 

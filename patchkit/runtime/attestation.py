@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.errors import Violation, ViolationsError
+from patchkit.runtime.caches import CACHE_VARIABLES, unkeyed
 from patchkit.runtime.files import write_atomically
 
 __all__ = [
@@ -306,7 +307,14 @@ def compare_attestations(
                     a, "runs under another contract", contract_digest, a.contract_digest or "none"
                 )
             )
-        for name, value in (environment or {}).items():
+        given = environment or {}
+        own_caches = _installed_by_plugin(a)
+        if own_caches:
+            user = {n: given[n] for n in CACHE_VARIABLES if n in given}
+            violations += unkeyed(a.who, a.manifest_digest, a.environment, user)
+        for name, value in given.items():
+            if own_caches and name in CACHE_VARIABLES:
+                continue  # the patch set's own folder inside the given one: looked at above
             if a.environment.get(name) != value:
                 violations.append(
                     _differs(
@@ -320,6 +328,11 @@ def compare_attestations(
     if contract_digest is None:
         violations += _minority(found, "contract", lambda a: a.contract_digest)
     return violations
+
+
+def _installed_by_plugin(a: Attestation) -> bool:
+    enabled = a.environment.get("PATCHKIT_ENABLE") == "1"
+    return enabled and a.role != "trainer" and a.state in ("active", "pending")
 
 
 def _unpatched(who: str, expected: str, found: str) -> Violation:

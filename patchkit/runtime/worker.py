@@ -11,6 +11,7 @@ from typing import Any
 
 from patchkit.errors import Violation, ViolationsError
 from patchkit.runtime.attestation import attest
+from patchkit.runtime.caches import key_caches, restore_caches
 from patchkit.runtime.reach import start_canary
 
 __all__ = ["WorkerRefusedError", "activate", "installation", "process_role"]
@@ -25,6 +26,10 @@ class WorkerRefusedError(ViolationsError):
 
 def activate() -> Any:
     """Install the rollout side here, register the transfer backend, and attest.
+
+    From then on this process, and those it starts, keep compiled code in folders of
+    the patch set's own, inside those that ``VLLM_CACHE_ROOT`` and
+    ``TORCHINDUCTOR_CACHE_DIR`` named before.
 
     vLLM loads its plugins in every process: in the user's own, in the engine core,
     in each worker, and in a short-lived one that only inspects a model class. In
@@ -55,7 +60,10 @@ def activate() -> Any:
     from patchkit.runtime.sync import register_backend
 
     made = install(adapter=adapter, side="rollout", accept=accept, profile=profile)
+    caches: Mapping[str, str | None] = {}
     try:
+        # Before anything is compiled: vLLM loads its plugins before it builds a model.
+        caches = key_caches(made.manifest.digest)
         register_backend()
         if os.environ.get("PATCHKIT_CANARY") == "1":
             start_canary(made)
@@ -64,6 +72,7 @@ def activate() -> Any:
     except BaseException:
         # All or nothing: a process that cannot attest runs unpatched, and dies.
         installation = None
+        restore_caches(caches)
         made.uninstall()
         raise
     return made
