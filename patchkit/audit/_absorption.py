@@ -35,15 +35,13 @@ def absorbed(
     mine = _statements(replacement, without=calls)
     if not mine:
         return None
+    if not calls and mine == theirs:
+        return 1.0, "the body there is the replacement's, statement by statement"
     if old is None:
-        if not calls and mine == theirs:
-            return 1.0, "the body there is the replacement's, statement by statement"
         return None
     before = _statements(old)
     if theirs == before:
         return None
-    if not calls and mine == theirs:
-        return 1.0, "the body there is the replacement's, statement by statement"
     added = mine - before
     if calls:
         removed: Counter[str] = Counter()

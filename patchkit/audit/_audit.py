@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from patchkit.audit._findings import Finding, Report, VerdictKind
-from patchkit.audit._guards import Ways, describe, specifiers
+from patchkit.audit._guards import Ways, describe, specifiers, spoken
 from patchkit.audit._known import is_plain
 from patchkit.audit._project import Project
 from patchkit.audit._replacements import Replacement, describe_replacement
@@ -125,7 +125,10 @@ def _findings(
         action = sighting.action
         if action == "replace" and replacement.keeps_original and replacement.kind == "function":
             action = "wrap"
-        where = (*sighting.guards, *_of_calls(ways, sighting))
+        where = (
+            *spoken(sighting.guards, sighting.before_call),
+            *_of_calls(ways, sighting),
+        )
         ranges, rest = specifiers(where, package)
         yield Finding(
             target=symbol,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from patchkit.audit._prescan import DOORS
 from patchkit.audit._scopes import LazyName, ModuleState, Scope
 from patchkit.audit._sightings import Place
 from patchkit.audit._values import (
@@ -62,6 +63,7 @@ class Frame:
         call: For a function walked for one of its calls, where the call stands.
         caller: The function, or None, that the outermost call stands in.
         caller_module: The module that the outermost call stands in.
+        before_call: How many of the guards were passed before the outermost call.
         stack: The functions being walked for a call, against recursion.
         returns: What the function returns.
         yields: What it yields.
@@ -74,6 +76,7 @@ class Frame:
     call: Place | None = None
     caller: Func | None = None
     caller_module: ModuleState | None = None
+    before_call: int = 0
     stack: tuple[ast.AST, ...] = ()
     returns: list[tuple[Value, tuple[Guard, ...]]] = field(default_factory=list)
     yields: list[Value] = field(default_factory=list)
@@ -297,7 +300,10 @@ class Evaluator:
                 else:
                     whole = False
             else:
-                items.append((self.value(key, frame), inner))
+                known = self.value(key, frame)
+                if isinstance(known, Const) and known.value in DOORS:
+                    self._interpreter.note_door(str(known.value), inner, frame, node)
+                items.append((known, inner))
         return Map(tuple(items)) if whole else UNKNOWN
 
     def _fstring(self, node: ast.JoinedStr, frame: Frame) -> Value:

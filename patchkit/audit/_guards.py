@@ -260,6 +260,22 @@ def describe(guards: Iterable[Guard]) -> list[str]:
     return list(dict.fromkeys(g.text for g in guards if g.text))
 
 
+def spoken(guards: tuple[Guard, ...], before_call: int | None) -> tuple[Guard, ...]:
+    """The guards that say when a patch applies: a helper's own checks do not, as a rule."""
+    if before_call is None:
+        return guards
+    inside = tuple(g for g in guards[before_call:] if _about_versions(g.cond))
+    return (*guards[:before_call], *inside)
+
+
+def _about_versions(value: Value) -> bool:
+    if isinstance(value, (Version, VersionPart)):
+        return True
+    if isinstance(value, Cond):
+        return value.op in ("hasattr", "importable") or any(map(_about_versions, value.args))
+    return any(_about_versions(v) for v, _ in options(value) if v is not value)
+
+
 def specifiers(guards: Iterable[Guard], package: str) -> tuple[str, list[str]]:
     """The version range that the guards come to, and the tests that are no range.
 

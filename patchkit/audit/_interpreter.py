@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from patchkit.audit._calls import Calls
 from patchkit.audit._expressions import UNROLL, Evaluator, Frame
 from patchkit.audit._known import is_plain, is_setting
-from patchkit.audit._prescan import look, may_patch
+from patchkit.audit._prescan import DOORS, look, may_patch
 from patchkit.audit._project import Project, SourceFile
 from patchkit.audit._scopes import LazyName, ModuleState, Scope
 from patchkit.audit._sightings import BlindSpot, CallEdge, Findings, Place, Sighting
@@ -746,6 +746,7 @@ class Interpreter:
             call=frame.call or self.place(frame, node),
             caller=frame.caller if frame.call else frame.function,
             caller_module=frame.caller_module or frame.module,
+            before_call=frame.before_call if frame.call else len(frame.guards),
             stack=(*frame.stack, func.node),
         )  # fmt: skip
         self._bind_call(func, args, kwargs, scope, inner)
@@ -942,6 +943,8 @@ class Interpreter:
         form: str = "assignment",
     ) -> None:
         """``owner[index] = value``."""
+        if isinstance(index, Const) and index.value in DOORS:
+            self.note_door(str(index.value), value, frame, node)
         for option, guards in options(owner):
             if isinstance(option, DictOf):
                 if isinstance(index, Const) and isinstance(index.value, str):
@@ -971,6 +974,10 @@ class Interpreter:
             self.emit(
                 frame, node, "item", "register", option, value, guards=guards, key=_key(index)
             )
+
+    def note_door(self, name: str, value: Value, frame: Frame, node: ast.AST) -> None:
+        """A hook for workers that is set in a dict."""
+        self._calls.door(name, value, frame, node)
 
     def setting(self, name: Value, value: Value) -> None:
         """An environment variable that the project sets."""
@@ -1050,6 +1057,7 @@ class Interpreter:
                 guards=(*frame.guards, *(g for g in guards if g not in frame.guards)),
                 key=key,
                 through=raw if frame.call else None,
+                before_call=frame.before_call if frame.call else None,
                 edits=edits,
                 must_exist=must_exist,
             )

@@ -37,6 +37,7 @@ class Sighting:
         module: The module it stands in.
         guards: The tests it stands under.
         through: Where the helper writes, when a helper does.
+        before_call: How many of the guards stand outside of the helper.
         edits: For source rewriting, the replacements.
         must_exist: Whether the way it is written fails when the target is absent.
     """
@@ -51,6 +52,7 @@ class Sighting:
     guards: tuple[Guard, ...]
     key: str | None = None
     through: Place | None = None
+    before_call: int | None = None
     edits: tuple[Edit, ...] = ()
     must_exist: bool = False
     source: str = ""

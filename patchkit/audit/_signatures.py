@@ -116,7 +116,15 @@ def misfits(
                     if elsewhere in places
                     else f"it takes {parameter.name} by keyword only",
                 )
-            elif not any_keyword and before is not None and mine.name not in renamed_before:
+            elif any_keyword:
+                continue
+            elif before is None and not parameter.required:
+                # What has a default is passed by its name as a rule.
+                yield Problem(
+                    parameter.name,
+                    f"the target's optional parameter {parameter.name} has another name in it",
+                )
+            elif before is not None and mine.name not in renamed_before:
                 yield Problem(
                     parameter.name,
                     f"the target's parameter {mine.name} is called {parameter.name} now",

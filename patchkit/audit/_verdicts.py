@@ -428,9 +428,9 @@ class Judge:
     ) -> Iterator[Verdict]:
         if base is None or fate is None or fate.kind in (Kind.UNCHANGED, Kind.REMOVED):
             return
-        if subject.sighting.action in ("register", "wrap", "delete"):
+        if subject.sighting.action in ("register", "wrap", "delete", "class-swap"):
             return  # nothing was copied from it
-        if subject.replacement.keeps_original and subject.replacement.kind == "function":
+        if subject.replacement.keeps_original:
             return
         texts = [c.text for c in fate.changes if c.kind is not Kind.UNCHANGED]
         if not texts or fate.old.body_digest == facts.body_digest:
