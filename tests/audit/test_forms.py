@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from audit_trees import write_tree
 
 from patchkit.audit import audit
-from tests.audit.conftest import write_tree
 
 NEW = "def new(*args, **kwargs): ...\n"
 

@@ -1,0 +1,6 @@
+"""Facts about vllm.model_executor.layers.fused_moe.moe_permute_unpermute of vllm 0.32.0: no code of it."""
+
+def moe_permute(hidden_states: torch.Tensor, a1q_scale: torch.Tensor | None, topk_ids: torch.Tensor, n_expert: int, n_local_expert: int = -1, expert_map: torch.Tensor | None = None, permuted_hidden_states: torch.Tensor | None = None, scratch: MoEPermuteScratch | None = None) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return '1992d07ace2727ae731f625207690532', '070aae', '0846d6', '092fb6', '0b529a', '16344e', '19d8a8', '1a357e', '1d7758', '1f07b6', '22810f', '229e11', '2542a0', '2fb915', '38eff5', '392262', '3aa74c', '3dae78', '3f8bdc', '3fb8dd', '4122f3', '424c70', '42993d', '4545d8', '46137d'
+def moe_unpermute(out: torch.Tensor, permuted_hidden_states: torch.Tensor, topk_weights: torch.Tensor, inv_permuted_idx: torch.Tensor, expert_first_token_offset: torch.Tensor | None = None) -> None:
+    return '49c94683873a5ec42a860189c8082724', '082a9f', '2fb915', '3cc69f', '3f8bdc', '42993d', '494896', '58c31e', '5af90c', '5b9207', '5bcb2d', '613b2b', '630906', '688a5f', '6e579d', '727431', '7a67e7', '7aef5a', '7bcc9a', '7e838c', '7f41e6', '83e03c', '842064', '89c7c2', '956c8e'
