@@ -42,7 +42,7 @@ def main(
         str, typer.Option(help="A running Ray cluster; a cluster of the run's own if local.")
     ] = "local",
     stock: Annotated[bool, typer.Option(help="Run the stock pair's loop, too.")] = True,
-    cost_pairs: Annotated[int, typer.Option(min=0, help="Rounds timed for the gate's cost.")] = 3,
+    cost_pairs: Annotated[int, typer.Option(min=0, help="Rounds timed for the gate's cost.")] = 5,
     runs: Annotated[Path, typer.Option(help="Folder for runs.")] = Path("runs/example"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -213,7 +213,8 @@ def show(
     if cost:
         console.print(
             f"a round takes {cost['with_s']:.2f} s with recompute, gate and receipts, "
-            f"{cost['without_s']:.2f} s without: x {cost['ratio']:.2f}"
+            f"{cost['without_s']:.2f} s without: x {cost['ratio']:.2f} (by the stages' own "
+            f"clocks x {cost['ratio_by_stages']:.2f})"
         )
     console.print(f"artifact: {outcome.verdict}")
     console.print(f"{outcome.artifact}\n{outcome.page}", soft_wrap=True)

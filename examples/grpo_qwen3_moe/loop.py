@@ -440,7 +440,7 @@ class OnPolicyLoop(_Loop):
             timed[proven].append(time.monotonic() - began)
         self._seconds.clear()
         stages = _median_stages(self.rounds)
-        found = {
+        found: dict[str, Any] = {
             "pairs": self.settings.cost_pairs,
             "with_s": round(statistics.median(timed[True]), 4),
             "without_s": round(statistics.median(timed[False]), 4),
@@ -448,7 +448,11 @@ class OnPolicyLoop(_Loop):
             "all_without_s": [round(s, 4) for s in timed[False]],
             "stages_s": {k: round(v, 4) for k, v in stages.items()},
         }
-        found["ratio"] = round(found["with_s"] / found["without_s"], 4)
+        found["ratio"] = round(statistics.median(timed[True]) / statistics.median(timed[False]), 4)
+        # Independent of the timed rounds, and of what else the machine did meanwhile.
+        whole = sum(stages[name] for name in ("sample", "step", "export", "receipt", "update"))
+        proof = sum(stages[name] for name in ("trainer_recompute", "trainer_gate", "receipt"))
+        found["ratio_by_stages"] = round(whole / (whole - proof), 4)
         self.log.info("cost", **found)
         return found
 

@@ -65,5 +65,5 @@ class LoopSettings:
     device: str = "cpu"
     gpus_per_actor: float = 1.0
     address: str = "local"
-    cost_pairs: int = 3
+    cost_pairs: int = 5
     bounds: Bounds = Bounds()

@@ -86,7 +86,7 @@ def render_report(path: Path, found: Verified) -> str:
     ]
     if not merged:
         body += [
-            _training(document),
+            _training(document.get("notes", {})),
             _mismatch_chart(document),
             _spread_chart(path, document),
             _first_mismatches(document),
@@ -183,9 +183,19 @@ def _all_rounds(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any
     return [(p, r) for p in PHASES for r in document["phases"][p]["rounds"]]
 
 
-def _training(document: Mapping[str, Any]) -> str:
+def _training(notes: Mapping[str, Any]) -> str:
     """What a training loop noted about itself: its curves, and what the gate cost it."""
-    notes = document.get("notes", {})
+    try:
+        return _curves_and_cost(notes)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        # Notes are part of no claim, and anybody's: they never cost the reader the page.
+        return (
+            "<h2>Training</h2><p>The notes on training have another form than this version "
+            "draws; they stand below, as they are.</p>"
+        )
+
+
+def _curves_and_cost(notes: Mapping[str, Any]) -> str:
     parts = []
     if curves := notes.get("curves"):
         parts.append(
@@ -199,8 +209,9 @@ def _training(document: Mapping[str, Any]) -> str:
             "<h2>What the proof costs</h2>"
             f"<p>A round takes {cost['with_s']:.2f} s with recompute, gate and receipts and "
             f"{cost['without_s']:.2f} s without: × {cost['ratio']:.2f} (medians of "
-            f"{cost['pairs']} each, by turns, after the run). Both take the exact path. Median "
-            "seconds per stage of the run:</p>"
+            f"{cost['pairs']} each, by turns, after the run); by the clocks of the run's own "
+            f"stages × {cost['ratio_by_stages']:.2f}. Both take the exact path. Median "
+            "seconds per stage, what the trainer's ranks did being part of the step:</p>"
         )
         parts.append(_table(["stage", "s"], stages, numeric=(1,)))
     return "".join(parts)

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from patchkit.runtime.curves import render_curves
+from patchkit.runtime.report import _training
 
 
 def points(svg: str, name: str) -> list[tuple[float, float]]:
@@ -38,3 +39,34 @@ def test_whatever_the_values_are_they_lie_inside_the_plot(values: list[float]) -
     order = sorted(range(len(values)), key=values.__getitem__)
     heights = [-drawn[i][1] for i in order]
     assert heights == sorted(heights)
+
+
+COST = {
+    "with_s": 2.5, "without_s": 2.0, "ratio": 1.25, "ratio_by_stages": 1.2, "pairs": 5,
+    "stages_s": {"sample": 1.0, "step": 1.5},
+}
+CURVES = [{"title": "mean reward", "series": {"exact": [0.5, 0.6]}}]
+
+
+def test_the_page_tells_what_the_proof_costs() -> None:
+    page = _training({"curves": CURVES, "gate_cost": COST})
+    assert "2.50 s with recompute" in page
+    assert "× 1.25" in page
+    assert "mean reward" in page
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        {"gate_cost": {"ratio": 1.0}},
+        {"gate_cost": {**COST, "with_s": "long"}},
+        {"curves": ["no curve"]},
+        {"curves": [{"title": "t", "series": {"exact": ["high"]}}]},
+    ],
+)
+def test_notes_of_another_form_are_said_to_be_so(notes: dict) -> None:
+    assert "another form" in _training(notes)
+
+
+def test_without_notes_on_training_there_is_no_such_section() -> None:
+    assert _training({}) == ""
