@@ -7,6 +7,7 @@ earlier: it is the worker process's own, given by ``runtime_env``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from patchkit.errors import ConfigurationError
 from patchkit.parity.rollout_engine import Evidence, RolloutEngine, engine_arguments
 from patchkit.parity.trainer_group import RankSettings, sendable, start_rank
 from patchkit.parity.workload import Rollout
+from patchkit.runtime.worker import FRONT_END
 
 if TYPE_CHECKING:
     from patchkit.runtime.profile import Profile
@@ -29,6 +31,8 @@ class RolloutActor:
 
     def start(self, profile: Profile, model: Path, weight_map: str, seed: int) -> None:
         """Build the engine, compare it with the profile, and attest."""
+        # vLLM's own Ray workers are actors, too; this one is where the engine is asked.
+        os.environ[FRONT_END] = str(os.getpid())
         self._engine = RolloutEngine(profile, model, weight_map=weight_map, seed=seed)
         self._engine.llm.collective_rpc("patchkit_attest")
 

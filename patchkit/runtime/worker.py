@@ -14,7 +14,11 @@ from patchkit.runtime.attestation import attest
 from patchkit.runtime.caches import key_caches, restore_caches
 from patchkit.runtime.reach import start_canary
 
-__all__ = ["WorkerRefusedError", "activate", "installation", "process_role"]
+__all__ = ["FRONT_END", "WorkerRefusedError", "activate", "installation", "process_role"]
+
+# Names a Ray actor that owns an engine instead of being one of its workers, by its process
+# id: children inherit the variable, but not the id.
+FRONT_END = "PATCHKIT_FRONT_END"
 
 # The installation of this process; read by attestations.
 installation: Any = None
@@ -91,6 +95,8 @@ def process_role() -> tuple[str, int]:
         return "worker", int(match[1])
     if match := re.fullmatch(r"EngineCore(?:_DP(\d+))?", name):
         return "engine-core", int(match[1] or 0)
+    if os.environ.get(FRONT_END) == str(os.getpid()):
+        return "driver", 0
     ray = sys.modules.get("ray")
     if ray is not None and _is_ray_actor(ray):
         return "worker", -1

@@ -73,6 +73,18 @@ def test_every_token_of_every_version_is_proven_and_the_artifact_says_so(tmp_pat
     assert "mean reward" in page
 
 
+@pytest.mark.nightly
+def test_more_workers_on_both_sides_are_the_same_code(tmp_path: Path) -> None:
+    options = ("--tp", "2", "--ranks", "3", "--refits", "1", "--runs", str(tmp_path), "--json")
+    made = run("-m", "grpo_qwen3_moe", *options, *SMALL)
+    assert made.returncode == 0, made.stderr[-4000:]
+    result = json.loads(made.stdout)
+    assert [r["mismatches"] for r in result["rounds"]] == [0, 0]
+    document = load_artifact(Path(result["artifact"]))
+    processes = sorted(f"{a['role']} {a['rank']}" for a in document["attestations"])
+    assert processes == ["trainer 0", "trainer 1", "trainer 2", "worker 0", "worker 1"]
+
+
 def test_lost_processes_are_named_and_no_step_is_taken(tmp_path: Path) -> None:
     """A killed engine is replaced and proven again; a killed rank ends the run in its bound."""
     script = Path(__file__).with_name("example_chaos.py")
