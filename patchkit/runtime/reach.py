@@ -93,7 +93,8 @@ def require_reached(
             expected="at least one call in some process of the engine",
             found="none while the engine was built and sampled",
             remedy="another code path is selected: look for a switch (model runner, backend, "
-            "platform) in `patchkit diff`, and patch what runs instead",
+            "platform) in `patchkit diff`, and patch what runs instead; or a compiled model was "
+            "loaded that was made without a canary: start once with VLLM_DISABLE_COMPILE_CACHE=1",
         )
         for patch in manifest["patches"]
         if patch["required"] and not total[identity := _identity(patch)]

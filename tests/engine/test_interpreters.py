@@ -130,7 +130,7 @@ def other_interpreters() -> dict[str, str]:
                 done = subprocess.run(asked, capture_output=True, text=True, check=False)  # type: ignore[arg-type]
                 if done.stdout.strip() == version:
                     found[version] = path
-    found.pop("%d.%d" % sys.version_info[:2], None)
+    found.pop(f"{sys.version_info[0]}.{sys.version_info[1]}", None)
     return found
 
 

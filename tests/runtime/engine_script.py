@@ -91,6 +91,10 @@ def main(folder: Path, tp: int) -> None:
         print("RESULT", json.dumps(result))
         return
     result["attested"] = [[a.role, a.rank, a.state] for a in found]
+    result["caches"] = [
+        a.environment["VLLM_CACHE_ROOT"].endswith(f"/patchkit-{a.manifest_digest[:16]}")
+        for a in found
+    ]
     result["files"] = sorted({p.name.rsplit("-", 1)[0] for p in run.iterdir()})
 
     hf = Qwen3MoeForCausalLM.from_pretrained(str(model), dtype=torch.float32)

@@ -85,6 +85,7 @@ def test_in_process(tmp_path):
 def test_two_tensor_parallel_workers(tmp_path):
     result = drive(tmp_path, 2)
     assert [a[:2] for a in result["attested"]] == [["worker", 0], ["worker", 1]]
+    assert result["caches"] == [True, True], "compiled code in folders of the patch set"
     assert result["files"] == ["driver-0", "engine-core-0", "worker-0", "worker-1"]
     check_updates(result, 2)
 
