@@ -517,4 +517,4 @@ def _path_attribute(path: FilePath, name: str) -> Value:
     return UNKNOWN
 
 
-__all__ = ["UNROLL", "Evaluator", "Frame", "ParsedVersion", "Param", "module_path"]
+__all__ = ["UNROLL", "Evaluator", "Frame", "Param", "ParsedVersion", "module_path"]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from patchkit.audit._calls import Calls
 from patchkit.audit._expressions import UNROLL, Evaluator, Frame
 from patchkit.audit._known import is_plain, is_setting
-from patchkit.audit._prescan import DOORS, look, may_patch
+from patchkit.audit._prescan import DOORS, GIVEN, look, may_patch
 from patchkit.audit._project import Project, SourceFile
 from patchkit.audit._scopes import LazyName, ModuleState, Scope
 from patchkit.audit._sightings import BlindSpot, CallEdge, Findings, Place, Sighting
@@ -74,6 +74,8 @@ class Interpreter:
         self.helper_names: set[str] = set()
         # Functions whose result may matter; the empty string stands for what needs none.
         self.giver_names: set[str] = {""}
+        # Functions that return what they are given.
+        self.passing_names: set[str] = set()
         # Whether a name of a module may stand for something foreign.
         self.possible: Callable[[ModuleState, str], bool] = lambda module, root: True
         self._class_scopes: dict[Klass, Scope] = {}
@@ -724,7 +726,9 @@ class Interpreter:
             (foreign or any(isinstance(v, (Const, Func, Klass)) for v in given))
             and any(self.possible(func.module, root) for root in looked.alone)
         )
-        gives = not effects_only and not self.giver_names.isdisjoint(looked.gives)
+        gives = not effects_only and (
+            not self.giver_names.isdisjoint(looked.gives) or (foreign and GIVEN in looked.gives)
+        )
         if not patches and not gives:
             return UNKNOWN
         if self._inlined > MAX_INLINED:

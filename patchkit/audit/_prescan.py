@@ -56,6 +56,19 @@ _LITERALS = (
 )  # fmt: skip
 _PLAIN = (ast.Constant, ast.JoinedStr, ast.Compare, ast.UnaryOp)
 
+# Before the name of a function: it depends on what that function returns.
+RETURNED = "()"
+# Before a function and one of the names that it is given: it depends on both, where the
+# function returns what it is given.
+PASSED = "(=)"
+# A function that returns what it is given.
+GIVEN = "="
+# Functions, called by their bare names, that give a module, a class or a path.
+_GIVING_NAMES = frozenset({
+    "getattr", "__import__", "vars", "type", "globals", "next", "iter", "cast", "wraps",
+    "partial", "Path", "reversed", "sorted", "zip", "enumerate", "map", "filter", "chain",
+    *_GIVING, *_GIVING_SOURCE,
+})  # fmt: skip
 # What a name may stand for.
 _HARMLESS = 0  # neither a module or class of others, nor anything that holds one
 _HOLDER = 1  # a container made here: writing into it is harmless, its items may not be
@@ -102,6 +115,7 @@ class FileLook:
         called_with: What is called with something that may be foreign, and the name on
             which that depends.
         called: Everything that is called or handed on.
+        functions: First line of each outermost function -> the look at it.
         imports: Local name -> where it may come from: module, level, name.
         defined: Names that the module itself defines.
     """
@@ -112,6 +126,7 @@ class FileLook:
     giving: tuple[tuple[str, frozenset[str]], ...]
     called_with: frozenset[tuple[str, str]]
     called: frozenset[str]
+    functions: Mapping[int, Looked]
     imports: Mapping[str, frozenset[Import]]
     defined: frozenset[str]
 
@@ -154,6 +169,22 @@ def look(
     return known
 
 
+def remember(tree: ast.Module, functions: Mapping[int, Looked]) -> None:
+    """Take over looks that another process had at the same file."""
+    todo: list[ast.AST] = list(tree.body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            known = functions.get(node.lineno)
+            if known is not None:
+                _cache[node] = known
+        elif isinstance(node, ast.stmt):
+            for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+                todo += getattr(node, name, ())
+        elif isinstance(node, (ast.ExceptHandler, ast.match_case)):
+            todo += node.body
+
+
 def look_at_file(tree: ast.Module, source: bytes) -> FileLook:
     """Look at a module's top and at each of its functions."""
     functions: list[ast.FunctionDef | ast.AsyncFunctionDef] = []
@@ -182,6 +213,7 @@ def look_at_file(tree: ast.Module, source: bytes) -> FileLook:
         giving=tuple((f.name, found.gives) for f, found in usual if found.gives),
         called_with=frozenset().union(*(found.called_with for found in every)),
         called=frozenset().union(*(found.called for found in every)),
+        functions={f.lineno: found for f, found in looks},
         imports={name: frozenset(origins) for name, origins in imports.items()},
         defined=frozenset(n for n, w in first.names.items() if w == _HARMLESS or w == _HOLDER),
     )
@@ -253,7 +285,6 @@ class _Look:
         self._functions: set[str] = set()
         self.imported: list[tuple[str, Import]] = []
         self._derived: dict[str, set[str]] = {}
-        self._from_calls: dict[str, set[str]] = {}
         self._passed: set[str] = set()
         self._alone: set[str] = set()
         self._when_called = False
@@ -338,14 +369,8 @@ class _Look:
             weight = self._weight(value)
             self.names[target.id] = max(self.names.get(target.id, 0), weight)
             if weight == _MAYBE:
-                root = _root(value)
-                self._derived.setdefault(target.id, set()).add(
-                    root if root is not None and root != target.id else ""
-                )
-                if isinstance(value, ast.Call):
-                    self._from_calls.setdefault(target.id, set()).add(_last(value.func))
-                else:
-                    self._from_calls.setdefault(target.id, set()).add("")
+                origins = {r for r in self._origins(value) if r != target.id}
+                self._derived.setdefault(target.id, set()).update(origins)
 
     def _note_loop(self, target: ast.expr, iterated: ast.expr) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
@@ -355,8 +380,8 @@ class _Look:
             weight = _HARMLESS if self._loops_harmlessly(iterated) else _MAYBE
             self.names[target.id] = max(self.names.get(target.id, 0), weight)
             if weight == _MAYBE:
-                self._derived.setdefault(target.id, set()).add("")
-                self._from_calls.setdefault(target.id, set()).add("")
+                origins = {r for r in self._origins(iterated) if r != target.id}
+                self._derived.setdefault(target.id, set()).update(origins)
 
     def _weight(self, value: ast.expr) -> int:
         """How much a value may be a module, a class or a container of others."""
@@ -376,6 +401,44 @@ class _Look:
         if isinstance(value, ast.BinOp):
             return _MAYBE if self._reads_source else _HARMLESS
         return _HARMLESS if isinstance(value, _PLAIN) else _MAYBE
+
+    def _origins(self, value: ast.expr) -> set[str]:
+        """The names, or calls, on which it depends what a value is."""
+        if isinstance(value, ast.Call):
+            func = value.func
+            if isinstance(func, ast.Name) and func.id not in _GIVING_NAMES:
+                return self._returned(func.id, value)
+            if isinstance(func, ast.Attribute) and func.attr not in _GIVING_NAMES:
+                if func.attr in ("items", "values", "keys", "get", "pop", "copy"):
+                    root = _root(func.value)
+                    return {""} if root is None else {root}
+                return self._returned(func.attr, value)
+            return {""}
+        if isinstance(value, (ast.Name, ast.Attribute, ast.Subscript)):
+            root = _root(value)
+            if root is None:
+                inner = _innermost(value)
+                return self._origins(inner) if isinstance(inner, ast.Call) else {""}
+            return {root}
+        if isinstance(value, ast.BoolOp):
+            return set().union(*map(self._origins, value.values))
+        if isinstance(value, ast.IfExp):
+            return self._origins(value.body) | self._origins(value.orelse)
+        if isinstance(value, (ast.Tuple, ast.List, ast.Set)):
+            return set().union(*map(self._origins, value.elts))
+        if isinstance(value, _PLAIN):
+            return set()
+        return {""}
+
+    def _returned(self, name: str, call: ast.Call) -> set[str]:
+        """On what the result of a call of the project's own depends."""
+        found = {RETURNED + name}
+        for given in (*call.args, *(k.value for k in call.keywords)):
+            if isinstance(given, (ast.Name, ast.Attribute)):
+                root = _root(given)
+                if root is not None and root not in self._parameters | self._receivers:
+                    found.add(f"{PASSED}{name}:{root}")
+        return found
 
     def _weight_of_method(self, func: ast.Attribute) -> int:
         if func.attr in _GIVING:
@@ -420,23 +483,36 @@ class _Look:
         return self._outside.get(root, _MAYBE) if known is None else known
 
     def _roots(self, name: str) -> set[str]:
-        """The names on which it depends what a name stands for."""
+        """The names, or calls, on which it depends what a name stands for."""
         found: set[str] = set()
+        imported = {local for local, _ in self.imported}
         todo, seen = [name], {name}
         while todo:
             current = todo.pop()
+            if not current or current.startswith((RETURNED, PASSED)):
+                found.add(current)
+                continue
+            if current in imported:
+                found.add(current)
             derived = self._derived.get(current)
-            if derived is None or any(current == local for local, _ in self.imported):
-                found.add(current if current in self.names or current in self._outside else "")
-                if derived is None:
-                    continue
-            for root in derived:
-                if root not in seen:
-                    seen.add(root)
-                    if root:
-                        todo.append(root)
-                    else:
-                        found.add("")
+            if derived is not None:
+                todo += [r for r in derived if r not in seen]
+                seen |= derived
+            elif current not in imported and current != name and (
+                current in self._parameters or current in self._receivers
+            ):
+                continue  # the caller knows
+            elif current in self._outside:
+                if self._outside[current] == _MAYBE:
+                    found.add(current)
+                elif self._outside[current] == _HOLDER:
+                    found.add("")
+            elif current not in imported:
+                known = self.names.get(current)
+                if known is None or known == _MAYBE:
+                    found.add("")
+                elif known == _HOLDER and current != name:
+                    found.add("")
         return found
 
     def _foreign_roots(self, node: ast.expr) -> set[str]:
@@ -459,10 +535,12 @@ class _Look:
                 return set()
             return self._roots(root) if self._standing(root) != _HARMLESS else set()
         if isinstance(node, ast.Call):
-            return {""} if self._weight(node) == _MAYBE else set()
-        if isinstance(node, (ast.IfExp, ast.BoolOp, ast.JoinedStr)):
-            return {""}
-        return set()
+            return self._origins(node) if self._weight(node) == _MAYBE else set()
+        if isinstance(node, ast.IfExp):
+            return self._foreign_roots(node.body) | self._foreign_roots(node.orelse)
+        if isinstance(node, ast.BoolOp):
+            return set().union(*map(self._foreign_roots, node.values))
+        return {""} if isinstance(node, ast.JoinedStr) else set()
 
     # ---- triggers ------------------------------------------------------------------
 
@@ -481,11 +559,15 @@ class _Look:
     def _given(self, node: ast.expr) -> set[str]:
         """The functions on which it depends whether a returned value matters."""
         if isinstance(node, ast.Name):
-            if node.id in self._functions or node.id in self._parameters:
+            if node.id in self._functions:
                 return {""}
+            if node.id in self._parameters and node.id not in self.names:
+                return {GIVEN}
             if node.id in self._receivers or self._standing(node.id) == _HARMLESS:
                 return set()
-            return self._from_calls.get(node.id, {""} if self._standing(node.id) == _MAYBE else set())
+            if self._standing(node.id) == _HOLDER:
+                return {""}
+            return self._given_by(self._roots(node.id))
         if isinstance(node, (ast.Attribute, ast.Subscript)):
             root = _root(node)
             if root is None:
@@ -501,9 +583,7 @@ class _Look:
         if isinstance(node, ast.Call):
             if self._weight(node) != _MAYBE:
                 return set()
-            name = _last(node.func)
-            direct = name in _GIVING or name in _GIVING_SOURCE or name in _LOOKUPS
-            return {name} if name and not direct and name != "getattr" else {""}
+            return self._given_by(self._origins(node))
         if isinstance(node, ast.IfExp):
             return self._given(node.body) | self._given(node.orelse)
         if isinstance(node, (ast.Compare, ast.BoolOp, ast.UnaryOp)):
@@ -513,6 +593,15 @@ class _Look:
             return {""} if self._reads_source else set()
         return {""} if isinstance(node, ast.Lambda) else set()
 
+    @staticmethod
+    def _given_by(roots: set[str]) -> set[str]:
+        """Roots as what a giving function depends on: other functions, or nothing."""
+        return {
+            r.removeprefix(RETURNED) if r.startswith(RETURNED) else ""
+            for r in roots
+            if not r.startswith(PASSED)
+        }
+
     def _target(self, target: ast.expr) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
             for element in target.elts:
@@ -520,6 +609,8 @@ class _Look:
         elif isinstance(target, ast.Attribute):
             self._write(target.value, special=target.attr == "__class__")
         elif isinstance(target, ast.Subscript):
+            if isinstance(target.slice, ast.Name) and target.slice.id == "__name__":
+                return  # `sys.modules[__name__]`: the module itself
             self._write(target.value, container=True)
 
     def _write(self, owner: ast.expr, *, special: bool = False, container: bool = False) -> None:
@@ -528,9 +619,11 @@ class _Look:
         if root is None:
             # What a call gives may be a module or a class.
             inner = _innermost(owner)
-            if not isinstance(inner, ast.Call) or self._weight(inner) == _MAYBE or special:
-                if not isinstance(inner, ast.Constant):
-                    self._alone.add("")
+            if isinstance(inner, ast.Call) and not special:
+                if self._weight(inner) == _MAYBE:
+                    self._alone |= self._origins(inner)
+            elif not isinstance(inner, ast.Constant):
+                self._alone.add("")
         elif root in self._receivers:
             if special or root == "cls":
                 self._when_called = True
@@ -541,7 +634,9 @@ class _Look:
         else:
             standing = self._standing(root)
             direct = container and isinstance(owner, ast.Name)
-            if standing == _MAYBE or special:
+            if special:
+                self._alone.add("")
+            elif standing == _MAYBE:
                 self._alone |= self._roots(root)
             elif standing == _HOLDER and not direct:
                 self._alone.add("")
@@ -625,7 +720,7 @@ class _Look:
             or last in ("modules", "environ", "meta_path", "path_hooks")
             or (isinstance(owner, ast.Name) and owner.id in self.names)
         ):
-            self._alone |= {""} if root is None or special else self._roots(root)
+            self._alone |= {""} if root is None or special else self._roots(root) or {root}
 
     def _registering(self, func: ast.expr, node: ast.Call) -> None:
         if not isinstance(func, ast.Attribute):

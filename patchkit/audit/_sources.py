@@ -16,7 +16,6 @@ from patchkit.audit._values import (
     Handle,
     Inst,
     Ref,
-    Seq,
     Source,
     Value,
     either,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from patchkit.audit._doors import declared_doors
 from patchkit.audit._interpreter import Interpreter
-from patchkit.audit._prescan import FileLook, look_at_file
+from patchkit.audit._prescan import GIVEN, PASSED, RETURNED, FileLook, look_at_file, remember
 from patchkit.audit._project import Project, SourceFile, parse_text
 from patchkit.audit._scopes import ModuleState
 from patchkit.audit._sightings import Findings, Place, Sighting
@@ -45,9 +45,15 @@ class Survey:
     def run(self) -> Survey:
         with _without_collector():
             self._look()
+            self.interpreter.giver_names = self._givers()
+            self.interpreter.passing_names = {
+                name
+                for seen in self._looks.values()
+                for name, origins in seen.giving
+                if GIVEN in origins
+            }
             names = self._helpers()
             self.interpreter.helper_names = set(names)
-            self.interpreter.giver_names = self._givers()
             self.interpreter.possible = lambda state, root: self._possible(
                 self.project.by_path[state.path], root
             )
@@ -127,6 +133,11 @@ class Survey:
         """Whether a name of a file may stand for something foreign."""
         if not root or depth > 8:
             return True
+        if root.startswith(RETURNED):
+            return root.removeprefix(RETURNED) in self.interpreter.giver_names
+        if root.startswith(PASSED):
+            name, _, given = root.removeprefix(PASSED).partition(":")
+            return name in self.interpreter.passing_names and self._possible(file, given)
         key = (file.relative, root)
         known = self._possibilities.get(key)
         if known is None:
@@ -170,6 +181,7 @@ class Survey:
             if file.relative not in self._chosen and seen is not None and wanted(file, seen):
                 state = self.interpreter.state_of(file)
                 if state is not None:
+                    remember(state.tree, seen.functions)
                     self._chosen[file.relative] = state
 
     # ---- walking ---------------------------------------------------------------------
@@ -211,6 +223,7 @@ class Survey:
                 if names:
                     state = self.interpreter.state_of(file)
                     if state is not None:
+                        remember(state.tree, look.functions)
                         self._chosen.setdefault(file.relative, state)
                         self.interpreter.walk_module(state)
                         self._walk_functions(state, helpers, names)
