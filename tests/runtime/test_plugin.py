@@ -108,6 +108,8 @@ def test_enabled_installs_once_and_attests(tmp_path):
         PATCHKIT_CONTRACT_DIGEST="c1",
         PATCHKIT_PROFILE="fast",
         PATCHKIT_ACCEPT='{"m:f": "abc"}',
+        VLLM_CACHE_ROOT="/c/vllm",
+        TORCHINDUCTOR_CACHE_DIR="/c/inductor",
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[0] == "INSTALL toy rollout {'m:f': 'abc'} fast"
@@ -121,19 +123,26 @@ def test_enabled_installs_once_and_attests(tmp_path):
         "active",
     )
     assert made["environment"]["PATCHKIT_ADAPTER"] == "toy"
+    assert made["environment"]["VLLM_CACHE_ROOT"] == "/c/vllm/patchkit-d1"
+    assert made["environment"]["TORCHINDUCTOR_CACHE_DIR"] == "/c/inductor/patchkit-d1"
 
 
 def test_what_cannot_attest_is_undone(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("in the way of a folder")
     done = run(
-        FAKE_ENGINE + "import patchkit_vllm_plugin as p; p.register()",
+        FAKE_ENGINE
+        + "import os, patchkit_vllm_plugin as p\n"
+        + "try: p.register()\n"
+        + "finally: print('ROOT', os.environ['VLLM_CACHE_ROOT'])",
         PATCHKIT_ENABLE="1",
         PATCHKIT_ADAPTER="toy",
         PATCHKIT_RUN_DIR=str(blocked / "run"),
+        VLLM_CACHE_ROOT="/c/vllm",
     )
     assert done.returncode == 78
     assert "UNDONE" in done.stdout
+    assert "ROOT /c/vllm\n" in done.stdout, "the folders are the user's again"
 
 
 ROLES = """
