@@ -376,8 +376,14 @@ class OnPolicyLoop(_Loop):
             )
         return rollouts, evidence, self.task.rewards([r.tokens for r in rollouts])
 
-    def refit(self, version: int, *, receipts: bool = True) -> Path:
-        """Deliver the trainer's weights into the running engine, as a transaction."""
+    def refit(self, version: int, *, receipts: bool = True, recorded: bool = True) -> Path:
+        """Deliver the trainer's weights into the running engine, as a transaction.
+
+        Args:
+            version: Of these weights.
+            receipts: False leaves both sides' receipts out, and shows nothing.
+            recorded: Whether it belongs to the run that the artifact is about.
+        """
         checkpoint = self.folder / f"checkpoint-{version}"
         with self.stage("export"):
             self.tell("export", folder=checkpoint)
@@ -387,7 +393,7 @@ class OnPolicyLoop(_Loop):
                 receipt = self._receipt()
         with self.stage("update"):
             record = self.ask("update", version, checkpoint / "model.safetensors", receipt)
-        if receipts:
+        if recorded:
             self._synced(record)
         if version > 1:
             # The first and the newest are needed to start again from; a disk is not endless.
@@ -436,7 +442,7 @@ class OnPolicyLoop(_Loop):
             version += 1
             # Receipts of these refits are made and compared, but stay out of the artifact,
             # whose versions have a round each.
-            self.refit_unrecorded(version, receipts=proven)
+            self.refit(version, receipts=proven, recorded=False)
             timed[proven].append(time.monotonic() - began)
         self._seconds.clear()
         stages = _median_stages(self.rounds)
@@ -455,14 +461,6 @@ class OnPolicyLoop(_Loop):
         found["ratio_by_stages"] = round(whole / (whole - proof), 4)
         self.log.info("cost", **found)
         return found
-
-    def refit_unrecorded(self, version: int, *, receipts: bool) -> None:
-        """A refit for timing only."""
-        recorded, self._synced = self._synced, lambda record: None  # type: ignore[method-assign]
-        try:
-            self.refit(version, receipts=receipts)
-        finally:
-            self._synced = recorded  # type: ignore[method-assign]
 
     def close(self) -> None:
         """End all actors, whatever state they are in."""
