@@ -321,6 +321,13 @@ class FSDPTrainer:
 
     def receipt(self) -> Receipt:
         """What the engine must hold at this version, digested where the shards are."""
+        from torch.distributed.fsdp import FSDPModule
+
+        # After a forward without a backward (a replay, a refused step) the outermost
+        # module still holds whole parameters, on every rank.
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
         own = tensors_receipt(
             f"trainer rank {self.rank}",
             self.model.named_parameters(),
