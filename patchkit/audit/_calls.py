@@ -223,7 +223,9 @@ class Calls:
             made = Inst(func, args, tuple(kwargs.items()))
             init = self._interpreter.member(func, "__init__")
             if isinstance(init, Func):
-                self._interpreter.inline(init, (made, *args), kwargs, frame, node, effects_only=True)
+                self._interpreter.inline(
+                    init, (made, *args), kwargs, frame, node, effects_only=True
+                )
             return made
         if isinstance(func, Inst) and isinstance(func.cls, Klass):
             method = self._interpreter.member(func.cls, "__call__")
@@ -321,7 +323,9 @@ class Calls:
 
     def _copy(self, args: Args, kwargs: Kwargs, frame: Frame, node: ast.AST) -> Value:
         # A copy of a foreign container is nobody else's.
-        return UNKNOWN if args and first_of(args[0], Ref) else self._first(args, kwargs, frame, node)
+        if args and first_of(args[0], Ref):
+            return UNKNOWN
+        return self._first(args, kwargs, frame, node)
 
     def _next(self, args: Args, kwargs: Kwargs, frame: Frame, node: ast.AST) -> Value:
         if args and isinstance(args[0], Seq) and args[0].items:
@@ -337,7 +341,9 @@ class Calls:
         if isinstance(args[0], Seq) and all(
             isinstance(i, Seq) and len(i.items) == 2 for i in args[0].items
         ):
-            pairs = tuple((i.items[0], i.items[1]) for i in args[0].items)  # type: ignore[union-attr]
+            pairs = tuple(
+                (i.items[0], i.items[1]) for i in args[0].items if isinstance(i, Seq)
+            )
             return Map(pairs + items)
         return UNKNOWN
 
@@ -437,7 +443,7 @@ class Calls:
 
     def _hasattr(self, args: Args, kwargs: Kwargs, frame: Frame, node: ast.AST) -> Value:
         if len(args) > 1:
-            return Cond("hasattr", (args[0], args[1]), ast.unparse(node))
+            return Cond("hasattr", (args[0], args[1]), node)
         return UNKNOWN
 
     def _type(self, args: Args, kwargs: Kwargs, frame: Frame, node: ast.AST) -> Value:
@@ -446,7 +452,7 @@ class Calls:
         value = args[0]
         if isinstance(value, Inst):
             return value.cls
-        return ClassOf(value, ast.unparse(node))
+        return ClassOf(value)
 
     # ---- modules and names ---------------------------------------------------------
 
@@ -510,7 +516,7 @@ class Calls:
     def _version_test(self, name: str, args: Args, node: ast.AST) -> Value:
         version = Version(_VERSION_TESTS[name], "version")
         texts = [a.value for a in args if isinstance(a, Const) and isinstance(a.value, str)]
-        text = ast.unparse(node)
+        text = node
         if name.endswith("_version") and len(texts) == 2:
             return Cond(texts[0], (version, ParsedVersion(texts[1])), text)
         if texts and name.endswith(("greater_or_equal", "equal_or_newer")):
@@ -697,10 +703,15 @@ class Calls:
         return Result(Ref("torch", ("library", "define")), args)
 
     def _library_impl(self, args: Args, kwargs: Kwargs, frame: Frame, node: ast.AST) -> Value:
-        functions = [a for a in args if isinstance(a, (Func, Ref, Result)) and is_code(a)]
         first_is_operator = bool(args) and isinstance(args[0], Ref)
-        functions = [a for a in functions if not (first_is_operator and a is args[0])]
-        given = kwargs.get("func") or kwargs.get("backward") or (functions or [None])[-1]
+        functions: list[Value] = [
+            a
+            for a in args[1 if first_is_operator else 0 :]
+            if isinstance(a, (Func, Ref, Result)) and is_code(a)
+        ]
+        given = kwargs.get("func") or kwargs.get("backward")
+        if given is None and functions:
+            given = functions[-1]
         name = last_name(UNKNOWN)
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func).rpartition(".")[2]
@@ -786,7 +797,7 @@ class Calls:
             if name == "contains" and base.cls.attrs[-1:] == ("SpecifierSet",):
                 return UNKNOWN
         if isinstance(base, Specifiers) and name == "contains" and args:
-            return Cond("in", (args[0], base), ast.unparse(node))
+            return Cond("in", (args[0], base), node)
         if isinstance(base, Map):
             return self._map_method(base, name, args)
         if isinstance(base, Version):
@@ -916,7 +927,7 @@ class Calls:
 
     def _version_method(self, base: Version, name: str, args: Args, node: ast.AST) -> Value | None:
         if name == "startswith" and args:
-            return Cond("startswith", (base, args[0]), ast.unparse(node))
+            return Cond("startswith", (base, args[0]), node)
         if name == "split":
             if args == (Const("+"),) or args == (Const("-"),):
                 return Seq((Version(base.package),))

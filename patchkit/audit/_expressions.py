@@ -141,9 +141,12 @@ class Evaluator:
                     for binding in reversed(bindings):
                         if exclusive(binding.guards, guards):
                             continue
-                        value = binding.value
-                        if isinstance(value, LazyName):
-                            value = self._interpreter.own_name(value)
+                        bound = binding.value
+                        value = (
+                            self._interpreter.own_name(bound)
+                            if isinstance(bound, LazyName)
+                            else bound
+                        )
                         extra = tuple(g for g in binding.guards if g not in guards)
                         found.append((value, extra))
                         if not extra:
@@ -151,9 +154,9 @@ class Evaluator:
                     if found:
                         return either(found[::-1])
                 for module, _ in current.stars:
-                    value = self._interpreter.star_name(module, name)
-                    if value is not None:
-                        return value
+                    starred = self._interpreter.star_name(module, name)
+                    if starred is not None:
+                        return starred
             first = False
             current = current.parent
         if name in _BUILTINS:
@@ -214,7 +217,7 @@ class Evaluator:
                 return owner.func
             return owner.self if name == "__self__" else UNKNOWN
         if name == "__class__":
-            return ClassOf(owner, ast.unparse(node) if node is not None else "")
+            return ClassOf(owner, "")
         if name == "__dict__":
             return DictOf(owner)
         if isinstance(owner, Func) and name in ("__wrapped__", "__func__"):
@@ -238,7 +241,7 @@ class Evaluator:
                     top = upper if upper is not None else Const(None)
                     if isinstance(low, Const) and isinstance(top, Const):
                         try:
-                            return Const(value.value[low.value : top.value])  # type: ignore[misc]
+                            return Const(value.value[low.value : top.value])  # type: ignore[misc, index]
                         except TypeError:
                             return UNKNOWN
             return UNKNOWN
@@ -358,20 +361,23 @@ class Evaluator:
         values = [self.value(v, frame) for v in node.values]
         op = "and" if isinstance(node.op, ast.And) else "or"
         if any(isinstance(v, Cond) for v in values):
-            return Cond(op, tuple(values), ast.unparse(node))
+            return Cond(op, tuple(values), node)
         if op == "or" and any(isinstance(v, (Ref, Func, Klass, Seq, Map)) for v in values):
             return either([(v, ()) for v in values])
-        return Cond(op, tuple(values), ast.unparse(node))
+        return Cond(op, tuple(values), node)
 
     def _unary(self, node: ast.UnaryOp, frame: Frame) -> Value:
         value = self.value(node.operand, frame)
         if isinstance(node.op, ast.Not):
             if isinstance(value, Const):
                 return Const(not value.value)
-            return Cond("not", (value,), ast.unparse(node))
-        if isinstance(node.op, ast.USub) and isinstance(value, Const):
-            if isinstance(value.value, (int, float)):
-                return Const(-value.value)
+            return Cond("not", (value,), node)
+        if (
+            isinstance(node.op, ast.USub)
+            and isinstance(value, Const)
+            and isinstance(value.value, (int, float))
+        ):
+            return Const(-value.value)
         return UNKNOWN
 
     def _compare(self, node: ast.Compare, frame: Frame) -> Value:
@@ -380,10 +386,10 @@ class Evaluator:
         for index, op in enumerate(node.ops):
             left, right = values[index], values[index + 1]
             name = _OPERATORS[op.__class__]
-            conds.append(Cond(name, (left, right), ast.unparse(node)))
+            conds.append(Cond(name, (left, right), node))
         if len(conds) == 1:
             return conds[0]
-        return Cond("and", tuple(conds), ast.unparse(node))
+        return Cond("and", tuple(conds), node)
 
     def _conditional(self, node: ast.IfExp, frame: Frame) -> Value:
         yes, no = self._interpreter.branches(node, node.test, frame)

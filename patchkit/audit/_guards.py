@@ -307,14 +307,8 @@ def _specifiers(value: Value, package: str, *, negated: bool) -> list[str] | Non
                 return None
             found += inner
         return found
-    if value.op == "in" and isinstance(value.args[1], Specifiers) and not negated:
-        if isinstance(value.args[0], Version) and value.args[0].package == package:
-            return [s.strip() for s in value.args[1].text.split(",")]
-    if value.op == "startswith" and isinstance(value.args[0], Version):
-        prefix = value.args[1]
-        if value.args[0].package == package and isinstance(prefix, Const):
-            text = str(prefix.value).rstrip(".")
-            return [f"{'!=' if negated else '=='}{text}.*"] if _parsed(text) else None
+    if value.op in ("in", "startswith") and isinstance(value.args[0], Version):
+        return _written(value, package, negated=negated)
     if value.op not in _COMPARE or len(value.args) != 2:
         return None
     left, right = value.args
@@ -334,6 +328,19 @@ def _specifiers(value: Value, package: str, *, negated: bool) -> list[str] | Non
         bumped = _bumped(text)
         return [f"{'<' if op == '<=' else '>='}{bumped}"] if bumped else None
     return [f"{op}{text}"]
+
+
+def _written(value: Cond, package: str, *, negated: bool) -> list[str] | None:
+    """Conditions that are written as ranges, or nearly."""
+    version, right = value.args[0], value.args[1]
+    if not isinstance(version, Version) or version.package != package:
+        return None
+    if value.op == "in":
+        if isinstance(right, Specifiers) and not negated:
+            return [s.strip() for s in right.text.split(",")]
+        return None
+    prefix = str(right.value).rstrip(".") if isinstance(right, Const) else ""
+    return [f"{'!=' if negated else '=='}{prefix}.*"] if _parsed(prefix) else None
 
 
 def _is_version(value: Value, package: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Callable, Iterable
+from typing import ClassVar
 
 from patchkit.audit._calls import Calls
 from patchkit.audit._expressions import UNROLL, Evaluator, Frame
@@ -426,10 +427,9 @@ class Interpreter:
             return (), None
         if known is False:
             return None, ()
-        text = ast.unparse(test)
         line, file = getattr(test, "lineno", 0), frame.module.file
-        yes = Guard(cond, id(node), 0, text, line, file)
-        no = Guard(Cond("not", (cond,), f"not ({text})"), id(node), 1, f"not ({text})", line, file)
+        yes = Guard(cond, id(node), 0, test, line, file)
+        no = Guard(Cond("not", (cond,)), id(node), 1, test, line, file, negated=True)
         return (yes,), (no,)
 
     def _if(self, node: ast.If, frame: Frame) -> None:
@@ -476,10 +476,13 @@ class Interpreter:
             entered = self._calls.enter(value)
             if item.optional_vars is not None:
                 self.assign(item.optional_vars, entered, frame, node)
-            if isinstance(value, Result) and isinstance(value.func, Ref):
-                if value.func.dotted == "contextlib.suppress":
-                    names = {_error_name(a) for a in value.args}
-                    frame.guards = (*frame.guards, *self._try_guard(node, names, frame)[0])
+            if (
+                isinstance(value, Result)
+                and isinstance(value.func, Ref)
+                and value.func.dotted == "contextlib.suppress"
+            ):
+                names = {_error_name(a) for a in value.args}
+                frame.guards = (*frame.guards, *self._try_guard(node, names, frame)[0])
         self._body(node.body, frame)
         frame.guards = before
 
@@ -775,12 +778,13 @@ class Interpreter:
                 root, dot, _rest = option.value.partition(".")
                 if dot and root.isidentifier() and not self.project.is_own(root):
                     return True
-            if depth < 3 and isinstance(option, Seq):
-                if any(self._foreign(v, depth + 1) for v in option.items[:40]):
-                    return True
-            if depth < 3 and isinstance(option, Map):
-                if any(self._foreign(v, depth + 1) for pair in option.items[:40] for v in pair):
-                    return True
+            inner: tuple[Value, ...] = ()
+            if isinstance(option, Seq):
+                inner = option.items[:40]
+            elif isinstance(option, Map):
+                inner = tuple(v for pair in option.items[:40] for v in pair)
+            if depth < 3 and any(self._foreign(v, depth + 1) for v in inner):
+                return True
         return False
 
     def _bind_call(
@@ -1073,7 +1077,7 @@ class Interpreter:
         if spot not in self.found.blind_spots:
             self.found.blind_spots.append(spot)
 
-    _HANDLERS = {
+    _HANDLERS: ClassVar[dict[type, Callable[..., None]]] = {
         ast.Expr: _expr,
         ast.Assign: _assign,
         ast.AnnAssign: _ann_assign,
@@ -1118,16 +1122,22 @@ def _static_truth(test: ast.expr, cond: Value) -> bool | None:
         return None if inner is None else not inner
     if isinstance(cond, Cond) and cond.op in ("==", "!=", "is", "is not", "in", "not in"):
         left, right = cond.args
-        if isinstance(left, Const) and isinstance(right, Const) and cond.op in ("==", "!=", "is", "is not"):
-            same = left.value == right.value
-            return same if cond.op in ("==", "is") else not same
-        if isinstance(left, Const) and isinstance(right, Seq) and cond.op in ("in", "not in"):
-            if all(isinstance(v, Const) for v in right.items):
-                inside = left in right.items
-                return inside if cond.op == "in" else not inside
-        if cond.op in ("is", "is not") and right == Const(None):
-            if isinstance(left, (Func, Klass, Seq, Map, OwnModule)):
-                return cond.op == "is not"
+        positive = cond.op in ("==", "is", "in")
+        if isinstance(left, Const) and isinstance(right, Const) and "in" not in cond.op.split():
+            return (left.value == right.value) is positive
+        if (
+            isinstance(left, Const)
+            and isinstance(right, Seq)
+            and "in" in cond.op.split()
+            and all(isinstance(v, Const) for v in right.items)
+        ):
+            return (left in right.items) is positive
+        if (
+            cond.op in ("is", "is not")
+            and right == Const(None)
+            and isinstance(left, (Func, Klass, Seq, Map, OwnModule))
+        ):
+            return cond.op == "is not"
     return None
 
 

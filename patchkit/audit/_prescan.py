@@ -215,7 +215,7 @@ def look_at_file(tree: ast.Module, source: bytes) -> FileLook:
         called=frozenset().union(*(found.called for found in every)),
         functions={f.lineno: found for f, found in looks},
         imports={name: frozenset(origins) for name, origins in imports.items()},
-        defined=frozenset(n for n, w in first.names.items() if w == _HARMLESS or w == _HOLDER),
+        defined=frozenset(n for n, w in first.names.items() if w != _MAYBE),
     )
 
 
@@ -685,14 +685,14 @@ class _Look:
             self._registering(func, node)
         elif name in _ALWAYS:
             if name in ("impl", "wrap", "_wrap") and isinstance(func, ast.Attribute):
-                root = _root(func.value)
-                if root in self._parameters:
+                base = _root(func.value)
+                if base in self._parameters:
                     self._when_called = True
                     return
-                if root in self._receivers and name != "impl":
+                if base in self._receivers and name != "impl":
                     return
             self._alone.add("")
-        elif name == "setattr" or name in ("setitem",):
+        elif name == "setitem":  # of pytest's monkeypatch
             self._alone.add("")
 
     def _container_call(self, func: ast.expr, node: ast.Call) -> None:

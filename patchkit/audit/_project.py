@@ -220,7 +220,7 @@ class Project:
         return file.data or b""
 
     def mentioning(self, names: Iterable[str], files: list[SourceFile]) -> list[SourceFile]:
-        """Those of the files in which one of the names stands where it may be called or handed on."""
+        """The files in which one of the names is called or handed on, as far as text can say."""
         wanted = {n.encode() for n in names}
         if not wanted:
             return []

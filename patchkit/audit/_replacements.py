@@ -186,9 +186,12 @@ def original_calls(
 def _captures(func: Func, target: Ref | Item, interpreter: Interpreter) -> bool:
     frame = _inside(func)
     for node in ast.walk(func.node):
-        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
-            if any(_same(v, target) for v, _ in options(interpreter.peek(node, frame))):
-                return True
+        if (
+            isinstance(node, (ast.Name, ast.Attribute))
+            and isinstance(node.ctx, ast.Load)
+            and any(_same(v, target) for v, _ in options(interpreter.peek(node, frame)))
+        ):
+            return True
     return False
 
 

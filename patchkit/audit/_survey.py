@@ -218,7 +218,9 @@ class Survey:
                 if look is None:
                     continue
                 names = frozenset(
-                    n for n, homes in wanted.items() if n in look.called and _links(file, look, n, homes)
+                    n
+                    for n, homes in wanted.items()
+                    if n in look.called and _links(file, look, n, homes)
                 )
                 if names:
                     state = self.interpreter.state_of(file)

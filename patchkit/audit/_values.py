@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from patchkit.audit._scopes import ModuleState, Scope
@@ -284,7 +284,12 @@ class Cond:
 
     op: str
     args: tuple[Value, ...]
-    text: str = field(default="", compare=False)
+    syntax: ast.AST | str = field(default="", compare=False, repr=False)
+
+    @property
+    def text(self) -> str:
+        """The condition in words; written out only when somebody asks."""
+        return self.syntax if isinstance(self.syntax, str) else ast.unparse(self.syntax)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,28 +308,36 @@ class Guard:
         site: Identity of the statement that branches.
         branch: Which of its branches this is: two branches of one site exclude
             each other.
-        text: The source of the test.
+        test: The source of the test, or its syntax.
         line: Its line.
         file: Its file.
+        kind: "if", "try" or "except".
     """
 
     cond: Value = field(compare=False)
     site: int
     branch: int
-    text: str = field(compare=False)
+    test: ast.AST | str = field(compare=False, repr=False)
     line: int = field(default=0, compare=False)
     file: str = field(default="", compare=False)
     kind: str = field(default="if", compare=False)
+    negated: bool = field(default=False, compare=False)
+
+    @property
+    def text(self) -> str:
+        """The test in words; written out only when somebody asks."""
+        text = self.test if isinstance(self.test, str) else ast.unparse(self.test)
+        return f"not ({text})" if self.negated else text
 
     def excludes(self, other: Guard) -> bool:
         return self.site == other.site and self.branch != other.branch
 
 
-Value = Union[
-    Unknown, Param, Const, Seq, Map, Ref, Item, OwnModule, Func, Klass, Inst, Bound, Result,
-    DictOf, ClassOf, Version, VersionPart, ParsedVersion, Specifiers, FilePath, Source, Handle,
-    Cond, Either,
-]  # fmt: skip
+Value: TypeAlias = (
+    Unknown | Param | Const | Seq | Map | Ref | Item | OwnModule | Func | Klass | Inst | Bound
+    | Result | DictOf | ClassOf | Version | VersionPart | ParsedVersion | Specifiers | FilePath
+    | Source | Handle | Cond | Either
+)  # fmt: skip
 
 UNKNOWN = Unknown()
 NONE = Const(None)

@@ -213,8 +213,7 @@ class Judge:
         if fate is not None and fate.new_symbol is not None:
             # The old path still leads there, by inheritance or by a re-export: what is
             # written to it is not seen by those who use the new place.
-            if fate.old.kind != "class" or subject.sighting.action not in ("register",):
-                yield self._moved(target, fate)
+            yield self._moved(target, fate)
         before = base.facts(symbol) if base is not None else None
         yield from self._signature(subject, target, facts, before)
         yield from self._absorbed(subject, target, base, facts, before)
@@ -334,12 +333,13 @@ class Judge:
             return
         if new.kind == "function" and new.parameters is not None:
             yield from self._function_problems(new, facts, before)
-        elif new.kind == "class" and facts.kind == "class" and new.parameters is not None:
-            if facts.parameters:
-                yield from misfits(
-                    facts, new.parameters, receiver=False,
-                    before=before if before is not None and before.kind == "class" else None,
-                )  # fmt: skip
+        elif (
+            new.kind == facts.kind == "class"
+            and new.parameters is not None
+            and facts.parameters
+        ):
+            comparable = before if before is not None and before.kind == "class" else None
+            yield from misfits(facts, new.parameters, receiver=False, before=comparable)
 
     def _function_problems(
         self, new: Replacement, facts: SymbolFacts, before: SymbolFacts | None
@@ -466,9 +466,8 @@ class Judge:
                 text=f"the module changed since {base.label}",
             )
             return
-        if before is False or (base is None and subject.sighting.form == "sys.modules"):
-            if base is not None:
-                return  # a module that never was there: the project adds it
+        if before is False:
+            return  # a module that never was there: the project adds it
         if base is not None and before:
             moved = self._module_moved(name, target, base)
             if moved is not None:
