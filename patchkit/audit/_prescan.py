@@ -509,9 +509,7 @@ class _Look:
                     found.add("")
             elif current not in imported:
                 known = self.names.get(current)
-                if known is None or known == _MAYBE:
-                    found.add("")
-                elif known == _HOLDER and current != name:
+                if known is None or known == _MAYBE or (known == _HOLDER and current != name):
                     found.add("")
         return found
 
