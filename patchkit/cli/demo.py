@@ -126,7 +126,7 @@ def _print(result: DemoResult, total: float) -> None:
     tp = result.settings.tensor_parallel_size
     table = Table(
         title=f"vLLM (TP {tp}) against FSDP2 ({result.settings.ranks} ranks), "
-        "float32 selected-token log-probabilities",
+        "float32 selected-token log-probabilities; stock: vLLM (TP 1), same tokens",
         title_justify="left",
     )
     table.add_column("phase", no_wrap=True)

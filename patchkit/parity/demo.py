@@ -151,8 +151,11 @@ class _Run:
         )
         self.scorer = None
         if settings.stock:
+            # One worker, whatever the rollout has: the friendlier comparison (another
+            # tensor-parallel size only adds to what differs), and two cores suffice.
+            alone = self.profile.changed(**{"topology.rollout.tensor": 1})
             arguments = engines.engine_arguments(
-                self.profile, self.model, seed=settings.seed, weight_updates=False
+                alone, self.model, seed=settings.seed, weight_updates=False
             )
             self.scorer = StockScorer(
                 arguments, environment=os.environ, log=self.folder / "stock.log"

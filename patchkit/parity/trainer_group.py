@@ -184,6 +184,7 @@ class TrainerGroup:
                         continue
                     (answers if ok else errors)[rank] = value
                 elif process.sentinel in ready and not pipe.poll():
+                    process.join(5)  # its end is known a moment before its exit code
                     lost[rank] = process.exitcode
         if errors or lost:
             raise TrainerGroupError(command, errors, lost)
