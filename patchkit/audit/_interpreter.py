@@ -48,8 +48,10 @@ from patchkit.audit._values import (
     options,
 )
 
-MAX_DEPTH = 7
-MAX_INLINED = 60_000
+MAX_DEPTH = 6
+# Statements walked for one call of a project's function, calls inside of it included. A
+# helper that patches is short; what is longer is an interpreter or a compiler.
+MAX_STEPS = 1_500
 _IMPORT_ERRORS = frozenset({
     "ImportError", "ModuleNotFoundError", "Exception", "BaseException", "AttributeError",
 })  # fmt: skip
@@ -68,6 +70,7 @@ class Interpreter:
         self.evaluator = Evaluator(self)
         self._memo: dict[object, tuple[Value, tuple[Value, ...], dict[str, Value]]] = {}
         self._inlined = 0
+        self._steps = 0
         self._def_guards: dict[Func, tuple[Guard, ...]] = {}
         self._walked: set[Func] = set()
         self._instance_values: dict[tuple[Klass, str], Value] = {}
@@ -310,6 +313,12 @@ class Interpreter:
 
     def _statement(self, node: ast.stmt, frame: Frame) -> None:
         kind = node.__class__
+        if frame.call is not None:
+            self._steps += 1
+            if self._steps > MAX_STEPS:
+                if self._steps == MAX_STEPS + 1:
+                    self.found.cut += 1
+                return
         if kind in _FUNCTIONS:
             self._function(node, frame)  # type: ignore[arg-type]
             return
@@ -734,8 +743,6 @@ class Interpreter:
         )
         if not patches and not gives:
             return UNKNOWN
-        if self._inlined > MAX_INLINED:
-            return UNKNOWN
         key = (
             id(func.node), id(func.scope), tuple(map(_mark, args)),
             tuple((name, _mark(value)) for name, value in sorted(kwargs.items())),
@@ -743,6 +750,10 @@ class Interpreter:
         )  # fmt: skip
         if key in self._memo:
             return self._memo[key][0]
+        if frame.call is None:
+            self._steps = 0
+        elif self._steps > MAX_STEPS:
+            return UNKNOWN
         # The arguments are kept alive: some of them are remembered by their identity.
         self._memo[key] = (UNKNOWN, args, kwargs)
         self._inlined += 1

@@ -97,7 +97,11 @@ class Door:
 
 @dataclass(slots=True)
 class Findings:
-    """Everything one walk came upon."""
+    """Everything one walk came upon.
+
+    Attributes:
+        cut: Calls that were not followed to their end, because they go on for too long.
+    """
 
     sightings: list[Sighting] = field(default_factory=list)
     blind_spots: list[BlindSpot] = field(default_factory=list)
@@ -105,3 +109,4 @@ class Findings:
     imports: set[tuple[str, str]] = field(default_factory=set)
     doors: list[Door] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
+    cut: int = 0

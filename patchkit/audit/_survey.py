@@ -339,8 +339,8 @@ def _look_at(data: bytes) -> FileLook | tuple[str, int]:
 
 
 def _look_at_many(paths: list[str]) -> list[FileLook | tuple[str, int]]:
-    with _without_collector():
-        return [_look_at(Path(path).read_bytes()) for path in paths]
+    gc.disable()  # in a process that does nothing else
+    return [_look_at(Path(path).read_bytes()) for path in paths]
 
 
 @contextmanager
@@ -352,4 +352,7 @@ def _without_collector() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            # What is there now is kept, or freed by its last reference: no need to
+            # search through all of it.
+            gc.freeze()
             gc.enable()

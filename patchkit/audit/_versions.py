@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -155,7 +156,7 @@ class Target:
         if view is None or facts is None:
             return facts.aliases if facts is not None else ()
         found = []
-        for module in view.holders(symbol.name):
+        for module in self._importers(symbol.name):
             raw = view.source.raw(module)
             if raw is None or module == symbol.module:
                 continue
@@ -166,6 +167,25 @@ class Target:
                 if reached is not None and reached.defined_at == facts.defined_at:
                     found.append(f"{module}:{local}")
         return tuple(sorted(found))
+
+    def _importers(self, name: str) -> list[str]:
+        """Modules with an import statement that names `name`, as far as text can say."""
+        assert self.source is not None
+        word = name.encode()
+        importing = re.compile(
+            rb"^[ \t]*from[ \t]+[.\w]+[ \t]+import[ \t]+"
+            rb"(?:\([^)]*\b" + re.escape(word) + rb"\b|[^\n(]*\b" + re.escape(word) + rb"\b)",
+            re.MULTILINE,
+        )
+        found = []
+        for module, file in self.source.source.modules().items():
+            try:
+                text = self.source.source.text(file)
+            except SourceUnreadableError:
+                continue
+            if word in text and importing.search(text):
+                found.append(module)
+        return found
 
     # ---- files ---------------------------------------------------------------------
 
