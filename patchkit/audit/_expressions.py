@@ -48,6 +48,10 @@ _OPERATORS: dict[type, str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
     ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in",
 }  # fmt: skip
+# Names that every module has, and constants that nobody can write to.
+_NO_PLACES = frozenset({
+    "__name__", "__file__", "__package__", "__spec__", "NotImplemented", "Ellipsis",
+})  # fmt: skip
 UNROLL = 300
 
 
@@ -64,6 +68,7 @@ class Frame:
         caller: The function, or None, that the outermost call stands in.
         caller_module: The module that the outermost call stands in.
         before_call: How many of the guards were passed before the outermost call.
+        given: The packages of what the outermost call passes.
         stack: The functions being walked for a call, against recursion.
         returns: What the function returns.
         yields: What it yields.
@@ -77,6 +82,7 @@ class Frame:
     caller: Func | None = None
     caller_module: ModuleState | None = None
     before_call: int = 0
+    given: frozenset[str] = frozenset()
     stack: tuple[ast.AST, ...] = ()
     returns: list[tuple[Value, tuple[Guard, ...]]] = field(default_factory=list)
     yields: list[Value] = field(default_factory=list)
@@ -129,7 +135,7 @@ class Evaluator:
 
     def lookup(self, name: str, scope: Scope, guards: tuple[Guard, ...]) -> Value:
         """What a name may stand for under the given guards."""
-        if name in ("__name__", "__file__", "__package__", "__spec__"):
+        if name in _NO_PLACES:
             return Unknown(name)
         current: Scope | None = scope
         first = True

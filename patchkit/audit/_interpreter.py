@@ -80,6 +80,8 @@ class Interpreter:
         self.giver_names: set[str] = {""}
         # Functions that return what they are given.
         self.passing_names: set[str] = set()
+        # Top-level names that the project imports from elsewhere.
+        self.foreign_names: set[str] = set()
         # Whether a name of a module may stand for something foreign.
         self.possible: Callable[[ModuleState, str], bool] = lambda module, root: True
         self._class_scopes: dict[Klass, Scope] = {}
@@ -732,10 +734,15 @@ class Interpreter:
             return UNKNOWN
         looked = look(func.node)
         given = (*args, *kwargs.values())
-        foreign = any(self._foreign(v) for v in given)
+        roots = self._foreign_roots(given)
+        if frame.call is not None:
+            # What does not come from the outermost call is met when the function is
+            # walked by itself.
+            roots &= frame.given
+        foreign = bool(roots)
         handed_on = not self.helper_names.isdisjoint(looked.passed)
         patches = (foreign and (looked.when_called or handed_on)) or (
-            (foreign or any(isinstance(v, (Const, Func, Klass)) for v in given))
+            (foreign or (frame.call is None and any(map(_is_definite, given))))
             and any(self.possible(func.module, root) for root in looked.alone)
         )
         gives = not effects_only and (
@@ -765,6 +772,7 @@ class Interpreter:
             caller=frame.caller if frame.call else frame.function,
             caller_module=frame.caller_module or frame.module,
             before_call=frame.before_call if frame.call else len(frame.guards),
+            given=frame.given if frame.call else frozenset(roots),
             stack=(*frame.stack, func.node),
         )  # fmt: skip
         self._bind_call(func, args, kwargs, scope, inner)
@@ -780,23 +788,34 @@ class Interpreter:
         self._memo[key] = (result, args, kwargs)
         return result
 
-    def _foreign(self, value: Value, depth: int = 0) -> bool:
-        """Whether an argument is something of somebody else's, or the name of it."""
-        for option, _ in options(value):
-            if isinstance(option, (Ref, DictOf, Item, FilePath, Source, Handle, ClassOf)):
-                return True
-            if isinstance(option, Const) and isinstance(option.value, str):
-                root, dot, _rest = option.value.partition(".")
-                if dot and root.isidentifier() and not self.project.is_own(root):
-                    return True
-            inner: tuple[Value, ...] = ()
-            if isinstance(option, Seq):
-                inner = option.items[:40]
-            elif isinstance(option, Map):
-                inner = tuple(v for pair in option.items[:40] for v in pair)
-            if depth < 3 and any(self._foreign(v, depth + 1) for v in inner):
-                return True
-        return False
+    def _foreign_roots(self, values: Iterable[Value], depth: int = 0) -> set[str]:
+        """The packages that arguments are of, or name; paths and classes count as any."""
+        found: set[str] = set()
+        for value in values:
+            for option, _ in options(value):
+                if isinstance(option, Ref):
+                    found.add(option.root)
+                elif isinstance(option, Item):
+                    found.add(option.owner.root)
+                elif isinstance(option, (DictOf, ClassOf)):
+                    found |= self._foreign_roots((option.owner,), depth + 1) or {""}
+                elif isinstance(option, (FilePath, Source, Handle)):
+                    found.add("")
+                elif isinstance(option, Const) and isinstance(option.value, str):
+                    root, dot, _rest = option.value.replace(":", ".").partition(".")
+                    if dot and root in self.foreign_names:
+                        found.add(root)
+                elif isinstance(option, Inst) and isinstance(option.cls, Ref):
+                    if option.cls.dotted == "importlib.machinery.ModuleSpec":
+                        found.add("")
+                elif depth < 3 and isinstance(option, Seq):
+                    found |= self._foreign_roots(option.items[:40], depth + 1)
+                elif depth < 3 and isinstance(option, Map):
+                    pairs = (v for pair in option.items[:40] for v in pair)
+                    found |= self._foreign_roots(pairs, depth + 1)
+                elif isinstance(option, Bound):
+                    found |= self._foreign_roots((option.self,), depth + 1)
+        return found
 
     def _bind_call(
         self,
@@ -1166,6 +1185,10 @@ def _leaves(body: list[ast.stmt]) -> bool:
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
         return ast.unparse(last.value.func) in ("sys.exit", "exit", "os._exit", "pytest.skip")
     return False
+
+
+def _is_definite(value: Value) -> bool:
+    return isinstance(value, (Const, Func, Klass))
 
 
 def _mark(value: Value) -> object:

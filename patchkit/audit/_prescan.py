@@ -86,6 +86,7 @@ class Looked:
         alone: The names on which it depends whether it patches by itself; the empty
             string where it depends on none.
         when_called: It may patch what its caller gives it.
+        setter: It may set an attribute of what its caller gives it.
         called: The functions that it calls or hands on.
         called_with: Those of them that get something that may be foreign, each with
             the name on which that depends.
@@ -97,6 +98,7 @@ class Looked:
 
     alone: frozenset[str]
     when_called: bool
+    setter: bool
     called: frozenset[str]
     called_with: frozenset[tuple[str, str]]
     passed: frozenset[str]
@@ -110,6 +112,7 @@ class FileLook:
     Attributes:
         alone: The names on which it depends whether something in it patches.
         helpers: Functions that may patch what they are given.
+        setters: Those of them that may set an attribute of it.
         passing: Functions that hand a parameter on, and to whom.
         giving: Functions that may return something that matters, and what they have it from.
         called_with: What is called with something that may be foreign, and the name on
@@ -122,6 +125,7 @@ class FileLook:
 
     alone: frozenset[str]
     helpers: frozenset[str]
+    setters: frozenset[str]
     passing: tuple[tuple[str, frozenset[str]], ...]
     giving: tuple[tuple[str, frozenset[str]], ...]
     called_with: frozenset[tuple[str, str]]
@@ -209,6 +213,7 @@ def look_at_file(tree: ast.Module, source: bytes) -> FileLook:
     return FileLook(
         alone=frozenset().union(*(found.alone for found in every)),
         helpers=frozenset(f.name for f, found in usual if found.when_called),
+        setters=frozenset(f.name for f, found in usual if found.setter),
         passing=tuple((f.name, found.passed) for f, found in usual if found.passed),
         giving=tuple((f.name, found.gives) for f, found in usual if found.gives),
         called_with=frozenset().union(*(found.called_with for found in every)),
@@ -288,6 +293,7 @@ class _Look:
         self._passed: set[str] = set()
         self._alone: set[str] = set()
         self._when_called = False
+        self._setter = False
         self._gives: set[str] = set()
         self._called: set[str] = set()
         self._called_with: set[tuple[str, str]] = set()
@@ -310,6 +316,7 @@ class _Look:
         return Looked(
             frozenset(self._alone),
             self._when_called,
+            self._setter,
             frozenset(self._called),
             frozenset(self._called_with),
             frozenset(self._passed),
@@ -627,6 +634,7 @@ class _Look:
                 self._when_called = True
         elif root in self._parameters and root not in self.names:
             self._when_called = True
+            self._setter = self._setter or not container
             if special:
                 self._alone.add("")
         else:
@@ -679,13 +687,14 @@ class _Look:
             if self._reads_source:
                 self._alone.add("")
                 self._when_called = self._when_called or bool(self._parameters)
+                self._setter = self._setter or bool(self._parameters)
         elif REGISTERING.match(name):
             self._registering(func, node)
         elif name in _ALWAYS:
             if name in ("impl", "wrap", "_wrap") and isinstance(func, ast.Attribute):
                 base = _root(func.value)
                 if base in self._parameters:
-                    self._when_called = True
+                    self._when_called = self._setter = True
                     return
                 if base in self._receivers and name != "impl":
                     return

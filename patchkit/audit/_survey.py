@@ -14,12 +14,14 @@ from pathlib import Path
 from patchkit.audit._doors import declared_doors
 from patchkit.audit._interpreter import Interpreter
 from patchkit.audit._prescan import GIVEN, PASSED, RETURNED, FileLook, look_at_file, remember
-from patchkit.audit._project import Project, SourceFile, parse_text
+from patchkit.audit._project import WELL_KNOWN, Project, SourceFile, parse_text
 from patchkit.audit._scopes import ModuleState
 from patchkit.audit._sightings import Findings, Place, Sighting
 from patchkit.audit._values import FilePath, Func, Item, Param, Ref, Result, Unknown, Value
 
 _ROUNDS = 4
+# How often what a helper is given may be handed on before it is written to.
+_HANDED_ON = 2
 # Below this many files a second process costs more than it brings.
 _WORTH_A_POOL = 300
 _WORKERS = 2
@@ -52,6 +54,7 @@ class Survey:
                 for name, origins in seen.giving
                 if GIVEN in origins
             }
+            self.interpreter.foreign_names = self._foreign_names()
             names = self._helpers()
             self.interpreter.helper_names = set(names)
             self.interpreter.possible = lambda state, root: self._possible(
@@ -92,21 +95,32 @@ class Survey:
     def _helpers(self) -> frozenset[str]:
         """Names of functions that write to what they are given, directly or through others."""
         names: set[str] = set()
+        setters: set[str] = set()
         for seen in self._looks.values():
             names |= seen.helpers
-        for _ in range(_ROUNDS):
+            setters |= seen.setters
+        for _ in range(_HANDED_ON):
             more = {
                 name
                 for seen in self._looks.values()
                 for name, called in seen.passing
-                if name not in names and not names.isdisjoint(called)
+                if name not in setters and not setters.isdisjoint(called)
             }
             if not more:
                 break
-            names |= more
+            setters |= more
+        names |= setters
         # A file without any trigger may still call a helper.
         self._look_further(names)
         return frozenset(names)
+
+    def _foreign_names(self) -> set[str]:
+        """Top-level names that the project imports and does not have itself."""
+        found = set(WELL_KNOWN) | set(self.project.packages)
+        for seen in self._looks.values():
+            for origins in seen.imports.values():
+                found.update(m.partition(".")[0] for m, level, _ in origins if not level)
+        return found - self.project.own_roots
 
     def _givers(self) -> set[str]:
         """Names of functions whose result may matter."""
