@@ -359,14 +359,15 @@ def _look_at_many(paths: list[str]) -> list[FileLook | tuple[str, int]]:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Millions of syntax nodes are made and none is garbage: do not look for any."""
+    """Millions of syntax nodes are made and none is garbage: do not look for any.
+
+    They are not frozen afterwards: whoever freezes the collector hides what lives in
+    the process from everybody's searches, the patch engine's among them.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
-            # What is there now is kept, or freed by its last reference: no need to
-            # search through all of it.
-            gc.freeze()
             gc.enable()
