@@ -13,7 +13,7 @@ from patchkit.audit._known import is_plain
 from patchkit.audit._project import Project
 from patchkit.audit._replacements import Replacement, describe_replacement
 from patchkit.audit._sightings import Sighting
-from patchkit.audit._survey import Survey
+from patchkit.audit._survey import Survey, collector_paused
 from patchkit.audit._values import FilePath, Item, Ref
 from patchkit.audit._verdicts import Judge, Subject
 from patchkit.audit._versions import Target, Versions, open_installed, open_target
@@ -55,8 +55,9 @@ def audit(
     started = time.perf_counter()
     versions = _versions(packages, installed, against, old, new, manifests)
     project = Project(Path(path), frozenset(packages), include_tests)
-    survey = Survey(project, workers=workers).run()
-    findings = list(_findings(survey, versions, frozenset(packages)))
+    with collector_paused():
+        survey = Survey(project, workers=workers).run()
+        findings = list(_findings(survey, versions, frozenset(packages)))
     return Report(
         root=str(path),
         findings=tuple(_ordered(_with_others(findings))),
@@ -256,12 +257,12 @@ def _adds_a_marker(
     sighting: Sighting, symbol: str, versions: Versions, package: str
 ) -> bool:
     """A plain value under a name that nothing has: the project's own note, no patch."""
-    if sighting.action != "value" or ":" not in symbol or not versions.of(package):
-        return False
-    if sighting.must_exist:
+    if sighting.action != "value" or ":" not in symbol or sighting.must_exist:
         return False
     candidates = _candidates(versions, package)
     module, _, name = symbol.partition(":")
+    if not candidates:
+        return name.rpartition(".")[2].startswith("_")
     owner = name.rpartition(".")[0]
     for version in candidates:
         if version.source is None or version.facts(symbol) is not None:

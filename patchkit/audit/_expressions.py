@@ -35,6 +35,7 @@ from patchkit.audit._values import (
     Value,
     Version,
     VersionPart,
+    beyond,
     either,
     exclusive,
     options,
@@ -153,7 +154,7 @@ class Evaluator:
                             if isinstance(bound, LazyName)
                             else bound
                         )
-                        extra = tuple(g for g in binding.guards if g not in guards)
+                        extra = beyond(binding.guards, guards)
                         found.append((value, extra))
                         if not extra:
                             break  # on this way it was certainly bound here last

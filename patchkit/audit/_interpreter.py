@@ -43,15 +43,19 @@ from patchkit.audit._values import (
     Source,
     Unknown,
     Value,
+    beyond,
     either,
     exclusive,
+    last_name,
     options,
 )
 
 MAX_DEPTH = 6
+# So deep are calls followed for what they return alone.
+MAX_GIVING_DEPTH = 3
 # Statements walked for one call of a project's function, calls inside of it included. A
 # helper that patches is short; what is longer is an interpreter or a compiler.
-MAX_STEPS = 1_500
+MAX_STEPS = 600
 _IMPORT_ERRORS = frozenset({
     "ImportError", "ModuleNotFoundError", "Exception", "BaseException", "AttributeError",
 })  # fmt: skip
@@ -293,7 +297,7 @@ class Interpreter:
         found: list[tuple[Value, tuple[Guard, ...]]] = []
         for option, guards in options(name):
             if isinstance(option, Unknown) and option.text == "__name__":
-                found.append((UNKNOWN, guards))  # the module itself
+                found.append((OwnModule("__name__"), guards))
             elif isinstance(option, Const) and isinstance(option.value, str):
                 text = option.value
                 if self.project.is_own(text):
@@ -748,7 +752,7 @@ class Interpreter:
         gives = not effects_only and (
             not self.giver_names.isdisjoint(looked.gives) or (foreign and GIVEN in looked.gives)
         )
-        if not patches and not gives:
+        if not patches and not (gives and len(frame.stack) <= MAX_GIVING_DEPTH):
             return UNKNOWN
         key = (
             id(func.node), id(func.scope), tuple(map(_mark, args)),
@@ -767,7 +771,7 @@ class Interpreter:
         scope = Scope("function", func.scope)
         inner = Frame(
             func.module, scope, func,
-            (*frame.guards, *(g for g in self._def_guards.get(func, ()) if g not in frame.guards)),
+            (*frame.guards, *beyond(self._def_guards.get(func, ()), frame.guards)),
             call=frame.call or self.place(frame, node),
             caller=frame.caller if frame.call else frame.function,
             caller_module=frame.caller_module or frame.module,
@@ -910,7 +914,7 @@ class Interpreter:
         if isinstance(inner, Inst):
             self.write(inner.cls, name, value, frame, node, form)
             return
-        if isinstance(inner, Param) and inner.annotation is not None:
+        if isinstance(inner, Param) and _names_class(inner.annotation):
             # The class of an annotated parameter is that class or a subclass of it.
             self.emit(
                 frame, node, form, self._action(value),
@@ -937,10 +941,10 @@ class Interpreter:
         """``object.__class__ = value``."""
         target: Value | None = None
         if isinstance(owner, Inst):
-            target = owner.cls if isinstance(owner.cls, Ref) else None
+            target = owner.cls if _names_class(owner.cls) else None
             if target is None:
                 return
-        elif isinstance(owner, Param) and owner.annotation is not None:
+        elif isinstance(owner, Param) and _names_class(owner.annotation):
             target = owner.annotation
         else:
             # An object of unknown class that becomes one of our subclass of a foreign
@@ -949,8 +953,7 @@ class Interpreter:
                 if isinstance(option, Klass):
                     target = self._foreign_base(option)
         if isinstance(target, Ref):
-            if target.root != "builtins":
-                self.emit(frame, node, form, "class-swap", target, value, guards=guards)
+            self.emit(frame, node, form, "class-swap", target, value, guards=guards)
         elif not isinstance(owner, (OwnModule, Klass, Func)):
             known = [v for v, _ in options(value) if isinstance(v, (Klass, Ref))]
             if known and not (isinstance(owner, Param) and owner.name == "self"):
@@ -962,8 +965,8 @@ class Interpreter:
     def _foreign_base(self, klass: Klass, depth: int = 0) -> Ref | None:
         for base in klass.bases:
             for option, _ in options(base):
-                if isinstance(option, Ref) and option.root not in ("abc", "typing", "builtins"):
-                    return option
+                if _names_class(option):
+                    return option  # type: ignore[return-value]
                 if isinstance(option, Klass) and depth < 8:
                     found = self._foreign_base(option, depth + 1)
                     if found is not None:
@@ -1038,6 +1041,8 @@ class Interpreter:
                 target = Ref(name.value)
                 if isinstance(value, Ref) and value.dotted == name.value:
                     continue
+                if _is_itself(value, name.value):
+                    continue
                 self.emit(
                     frame, node, "sys.modules", "module", target, value, guards=(*guards, *more)
                 )
@@ -1092,7 +1097,7 @@ class Interpreter:
                 place=frame.call or raw,
                 module=(frame.caller_module or frame.module) if frame.call else frame.module,
                 function=frame.caller if frame.call else frame.function,
-                guards=(*frame.guards, *(g for g in guards if g not in frame.guards)),
+                guards=(*frame.guards, *beyond(guards, frame.guards)),
                 key=key,
                 through=raw if frame.call else None,
                 before_call=frame.before_call if frame.call else None,
@@ -1131,6 +1136,32 @@ class Interpreter:
     }
     if hasattr(ast, "TryStar"):
         _HANDLERS[ast.TryStar] = _try
+
+
+def _names_class(value: Value | None) -> bool:
+    """Whether a value stands for a class of somebody's, not for a construct of typing."""
+    return isinstance(value, Ref) and value.root not in (
+        "abc", "typing", "typing_extensions", "builtins", "types", "collections", "enum",
+    )  # fmt: skip
+
+
+def _is_itself(value: Value, name: str) -> bool:
+    """Whether a module is only loaded by hand, from where it lies anyway."""
+    return any(
+        isinstance(v, Result)
+        and last_name(v) == "module_from_spec"
+        and any(
+            isinstance(spec, Inst)
+            and any(
+                isinstance(place, FilePath)
+                and ".".join((place.package, *place.parts)) == name
+                for place in spec.args
+            )
+            for argument in v.args
+            for spec, _ in options(argument)
+        )
+        for v, _ in options(value)
+    )
 
 
 def _gives_back(target: Ref, value: Value) -> bool:

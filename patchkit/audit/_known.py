@@ -24,6 +24,7 @@ _SETTING_PLACES = re.compile(
 )
 _SETTING_MODULES = frozenset({
     "config", "_config", "configs", "settings", "options", "rcParams", "flags", "FLAGS", "conf",
+    "knobs",
 })  # fmt: skip
 
 
@@ -35,7 +36,7 @@ def is_setting(target: Ref, name: str, value: Value) -> bool:
     if _SETTING_PLACES.match(dotted):
         return True
     if any(part in _SETTING_MODULES for part in dotted.split(".")[1:-1]):
-        return not is_code(value)
+        return not any(isinstance(v, (Func, Klass)) for v, _ in options(value))
     return False
 
 

@@ -45,7 +45,7 @@ class Survey:
         self._possibilities: dict[tuple[str, str], bool] = {}
 
     def run(self) -> Survey:
-        with _without_collector():
+        with collector_paused():
             self._look()
             self.interpreter.giver_names = self._givers()
             self.interpreter.passing_names = {
@@ -358,7 +358,7 @@ def _look_at_many(paths: list[str]) -> list[FileLook | tuple[str, int]]:
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Millions of syntax nodes are made and none is garbage: do not look for any.
 
     They are not frozen afterwards: whoever freezes the collector hides what lives in

@@ -343,9 +343,34 @@ UNKNOWN = Unknown()
 NONE = Const(None)
 
 
+def shared(first: tuple[Guard, ...], second: tuple[Guard, ...]) -> int:
+    """How many guards two paths have in common before they part."""
+    count = 0
+    for a, b in zip(first, second, strict=False):
+        if a is not b and a != b:
+            break
+        count += 1
+    return count
+
+
 def exclusive(first: tuple[Guard, ...], second: tuple[Guard, ...]) -> bool:
     """Whether no run can be under both."""
-    return any(a.excludes(b) for a in first for b in second)
+    if not first or not second:
+        return False
+    common = shared(first, second)
+    mine, others = first[common:], second[common:]
+    if not mine or not others:
+        return False
+    branches = {g.site: g.branch for g in mine}
+    return any(branches.get(g.site, g.branch) != g.branch for g in others)
+
+
+def beyond(guards: tuple[Guard, ...], known: tuple[Guard, ...]) -> tuple[Guard, ...]:
+    """The guards that are not among those that are known to hold."""
+    if not guards:
+        return ()
+    rest = guards[shared(guards, known) :]
+    return tuple(g for g in rest if g not in known) if rest else ()
 
 
 def options(value: Value) -> list[tuple[Value, tuple[Guard, ...]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -46,6 +47,7 @@ def adopt(
     from patchkit.audit._adopt import adopt as make
     from patchkit.audit._adopt import write_skeleton
 
+    gc.disable()  # this process ends with the answer
     try:
         report = audit(path, packages=package or (), against=against or ())
         skeleton = make(report, name, side=side)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from enum import Enum
@@ -76,6 +77,7 @@ def audit(
     Exit 2: the question was wrong.
     """
     output = Format.json if as_json else output
+    gc.disable()  # this process ends with the answer
     try:
         report = _report(
             path, package, installed, against, old, new, include_tests, baseline, manifests

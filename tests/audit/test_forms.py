@@ -371,6 +371,12 @@ FORMS: dict[str, tuple[str, list[tuple[str, str, str | None]]]] = {
         "import sys, types\nsys.modules['lib.sub.mod'] = types.ModuleType('x')",
         [("module", "lib.sub.mod", None)],
     ),
+    "sys.modules from another file": (
+        "import sys, pathlib\nfrom importlib.util import spec_from_file_location, module_from_spec\n"
+        "s = spec_from_file_location('lib.core', pathlib.Path(__file__).with_name('mine.py'))\n"
+        "m = module_from_spec(s)\ns.loader.exec_module(m)\nsys.modules['lib.core'] = m",
+        [("module", "lib.core", None)],
+    ),
     "sys.modules in a loop": (
         "import sys\nfrom proj import stand_in\nfor k in ('lib.core', 'lib.users'):\n"
         "    sys.modules[k] = stand_in",
@@ -517,6 +523,19 @@ FORMS: dict[str, tuple[str, list[tuple[str, str, str | None]]]] = {
     "reading only": (
         "import lib\nfrom pathlib import Path\nt = Path(lib.__file__).read_text()\n"
         "print(t.replace('a', 'b'))", []
+    ),
+    "class of the own module": (
+        "import sys, types\nclass Mine(types.ModuleType): ...\n"
+        "sys.modules[__name__].__class__ = Mine", []
+    ),
+    "module loaded by hand": (
+        "import sys\nfrom importlib.util import find_spec, module_from_spec\n"
+        "def lazy(name):\n    spec = find_spec(name)\n    m = module_from_spec(spec)\n"
+        "    sys.modules[name] = m\n    spec.loader.exec_module(m)\nlazy('lib.core')", []
+    ),
+    "not implemented": ("x = NotImplemented\nx.flag = 1", []),
+    "class of any object": (
+        "from typing import Any\ndef go(x: Any):\n    setattr(type(x), '__setattr__', new)", []
     ),
     "sys.modules entry removed": ("import sys\nsys.modules.pop('lib.core')\ndel sys.modules['lib']", []),
 }  # fmt: skip
