@@ -607,8 +607,8 @@ class Interpreter:
                 if alias.asname:
                     frame.scope.bind(alias.asname, OwnModule(own.module), frame.guards)
                 else:
-                    top = alias.name.partition(".")[0]
-                    frame.scope.bind(top, OwnModule(top), frame.guards)
+                    top, dot, _ = alias.name.partition(".")
+                    frame.scope.bind(top, OwnModule(top if dot else own.module), frame.guards)
                 continue
             top = alias.name.partition(".")[0]
             if self.project.is_own(top, file):

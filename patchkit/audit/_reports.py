@@ -38,7 +38,8 @@ def summary_line(report: Report) -> str:
     if not parts:
         parts.append(f"{len(report.findings)} patches, none judged: no version at hand")
     if report.blind_spots:
-        parts.append(f"{len(report.blind_spots)} places could not be followed")
+        count = len(report.blind_spots)
+        parts.append(f"{count} place{'s' * (count > 1)} could not be followed")
     return "; ".join(parts)
 
 

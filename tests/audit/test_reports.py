@@ -27,7 +27,7 @@ PROJECT = {
             return x
 
         def helper(a):
-            return a
+            return [a]
 
         def apply():
             c.Engine.run = run
@@ -89,7 +89,7 @@ def test_table_has_everything_on_it(project: Path, lib: Path) -> None:
     assert code == 1
     for words in (
         "lib.core", "Engine.run", "signature no longer fits", "does not reach: lib.users:h",
-        "5 of 6 survive lib 1.0", "not seen", "proj/patches.py:24",
+        "5 of 6 survive lib 1.0", "not seen", "proj/patches.py:25",
     ):  # fmt: skip
         assert words in text, words
 
@@ -118,7 +118,7 @@ def test_github_annotations(project: Path, lib: Path) -> None:
     _, text = audit(project, lib, "-f", "github")
     lines = text.splitlines()
     assert lines[0].startswith("::error file=proj/patches.py,line=14,title=patchkit audit%3A")
-    assert any(line.startswith("::notice file=proj/patches.py,line=24") for line in lines)
+    assert any(line.startswith("::notice file=proj/patches.py,line=25") for line in lines)
 
 
 def test_baseline_lets_the_known_pass(project: Path, lib: Path, tmp_path: Path) -> None:
