@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from packaging.version import InvalidVersion, Version
+
 from patchkit.audit._versions import Target
 
 
@@ -25,6 +27,7 @@ class Selector:
         file: The file in which the default is decided.
         off: A pattern in that file that says the other side is the default.
         on: A pattern that says it is not, whatever `off` says.
+        since: The first version of which that is known, for versions without text.
         successor: What runs instead.
         unless: When the places named here run all the same.
     """
@@ -36,6 +39,7 @@ class Selector:
     file: str
     off: str
     on: str
+    since: str
     successor: str
     unless: str
 
@@ -56,6 +60,7 @@ SELECTORS = (
         file="vllm/config/vllm.py",
         off=r"def use_v2_model_runner\(self\)",
         on=r"def _is_default_v2_model_runner_model\b",
+        since="0.30.0",
         successor="vllm.v1.worker.gpu (the V2 model runner)",
         unless="Triton is missing, or a feature is used that V2 does not support",
     ),
@@ -67,6 +72,7 @@ SELECTORS = (
         file="vllm/envs.py",
         off=r'os\.getenv\(\s*"VLLM_USE_RAY_V2_EXECUTOR_BACKEND",\s*"1"\s*\)',
         on=r"(?!)",
+        since="0.26.0",
         successor="vllm.v1.executor.ray_executor_v2:RayExecutorV2",
         unless="another executor is named explicitly",
     ),
@@ -82,8 +88,7 @@ def off_path(target: Target, symbol: str, settings: Mapping[str, str]) -> str:
             continue
         if settings.get(selector.switch) == selector.old_value:
             continue  # the project chooses the old side itself
-        text = target.text(selector.file)
-        if text is None or not re.search(selector.off, text) or re.search(selector.on, text):
+        if not _is_off(selector, target):
             continue
         return (
             f"{selector.successor} runs instead by default "
@@ -91,3 +96,15 @@ def off_path(target: Target, symbol: str, settings: Mapping[str, str]) -> str:
             f"unless {selector.unless}"
         )
     return ""
+
+
+def _is_off(selector: Selector, target: Target) -> bool:
+    """Whether the other side is the default at a version."""
+    text = target.text(selector.file)
+    if text is not None:
+        off, on = re.search(selector.off, text), re.search(selector.on, text)
+        return off is not None and on is None
+    try:
+        return target.source is None and Version(target.version) >= Version(selector.since)
+    except InvalidVersion:
+        return False

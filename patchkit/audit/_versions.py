@@ -9,12 +9,13 @@ from pathlib import Path
 
 from patchkit.audit._values import FilePath, Ref
 from patchkit.errors import ConfigurationError
-from patchkit.symbols import Symbol, SymbolFacts, installed_version
+from patchkit.symbols import Manifest, Symbol, SymbolFacts, installed_version
 from patchkit.symbols._store import public_version
 from patchkit.symbols.drift import (
     Drift,
     Finding,
     InstalledSource,
+    ManifestView,
     SourceView,
     View,
     definition,
@@ -52,15 +53,23 @@ class Target:
         """The view where it has source text."""
         return self.view if isinstance(self.view, SourceView) else None
 
+    @property
+    def _manifest(self) -> Manifest | None:
+        """The manifest where that is all there is."""
+        return self.view.manifest if isinstance(self.view, ManifestView) else None
+
     # ---- names -------------------------------------------------------------------
 
     def is_module(self, name: str) -> bool | None:
         """Whether there is a module of this name; None where only a manifest is at hand."""
-        if self.source is None:
-            start = f"{name}:"
-            if any(s.startswith(start) for s in getattr(self.view, "manifest").symbols):  # noqa: B009
+        manifest = self._manifest
+        if manifest is not None:
+            start = (f"{name}:", f"{name}.")
+            if any(symbol.startswith(start) for symbol in manifest.symbols):
                 return True
-            return None
+            # What adapters looked for in it and did not find was the whole of it.
+            return False if any(s.startswith(f"{name}:") for s in manifest.absent) else None
+        assert self.source is not None
         modules = self.source.source.modules()
         return name in modules or self._is_namespace(name)
 
@@ -77,8 +86,17 @@ class Target:
     def split(self, place: Ref) -> tuple[str, str] | None:
         """Module and qualified name; None where the module does not exist at this version."""
         parts = [*place.module.split("."), *place.attrs]
-        if self.source is None:
-            return None
+        manifest = self._manifest
+        if manifest is not None:
+            known = {*manifest.symbols, *manifest.absent}
+            return next(
+                (
+                    (".".join(parts[:i]), ".".join(parts[i:]))
+                    for i in range(len(parts) - 1, 0, -1)
+                    if f"{'.'.join(parts[:i])}:{'.'.join(parts[i:])}" in known
+                ),
+                None,
+            )
         module = parts[0]
         if not self.is_module(module):
             return None
@@ -104,7 +122,7 @@ class Target:
         """Whether a module or a name exists."""
         found = self.split(place)
         if found is None:
-            return False if self.source is not None else None
+            return False if self.source is not None else self.is_module(place.dotted)
         module, name = found
         if not name:
             return True

@@ -152,7 +152,7 @@ def _table(report: Report, diffs: bool) -> None:
     for name, findings in grouped(report):
         out.print(Text(name, style="bold"))
         for finding in findings:
-            _show(out, finding, diffs, known=not report.is_new(finding))
+            _show(out, finding, diffs, known=bool(report.baseline) and not report.is_new(finding))
     if report.doors:
         out.print(Text("entry points of workers", style="bold"))
         for door in report.doors:
@@ -193,7 +193,7 @@ def _show(out: Console, finding: Finding, diffs: bool, *, known: bool) -> None:
             line.append(f": {verdict.text}")
         if verdict.confidence < 1.0:
             line.append(f" (confidence {verdict.confidence:.2f})", style="dim")
-        if known and not fine:
+        if known and level != "note":
             line.append(" [known]", style="dim")
         out.print(line)
         for text in verdict.also:

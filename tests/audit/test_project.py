@@ -37,7 +37,9 @@ def test_helper_of_another_file(tmp_path: Path, lib: Path) -> None:
     report = run(tmp_path, lib, {
         "proj/__init__.py": "",
         "proj/tool.py": "def put(where, name, what):\n    setattr(where, name, what)\n",
-        "proj/use.py": "import lib.core\nfrom proj.tool import put\nput(lib.core, 'helper', print)\n",
+        "proj/use.py": (
+            "import lib.core\nfrom proj.tool import put\nput(lib.core, 'helper', print)\n"
+        ),
     })  # fmt: skip
     (finding,) = report.findings
     assert (str(finding.place), str(finding.through)) == ("proj/use.py:3", "proj/tool.py:2")
@@ -92,7 +94,9 @@ def test_two_processes_find_the_same(tmp_path: Path, lib: Path) -> None:
     files["proj/__init__.py"] = ""
     files["proj/tool.py"] = "def put(where, name, what):\n    setattr(where, name, what)\n"
     for i in range(0, 400, 40):
-        files[f"proj/m{i}.py"] = f"import lib.core\nfrom proj.tool import put\nput(lib.core, 'n{i}', print)\n"
+        files[f"proj/m{i}.py"] = (
+            f"import lib.core\nfrom proj.tool import put\nput(lib.core, 'n{i}', print)\n"
+        )
     for i in range(1, 400, 2):
         files[f"proj/m{i}.py"] = f"import lib\nclass A: pass\na = A()\na.x = {i}\n"
     project = write_tree(tmp_path, files)
