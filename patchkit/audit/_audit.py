@@ -57,21 +57,24 @@ def audit(
     project = Project(Path(path), frozenset(packages), include_tests)
     with collector_paused():
         survey = Survey(project, workers=workers).run()
-        findings = list(_findings(survey, versions, frozenset(packages)))
-    return Report(
-        root=str(path),
-        findings=tuple(_ordered(_with_others(findings))),
-        blind_spots=tuple(
-            sorted(survey.found.blind_spots, key=lambda b: (b.place.file, b.place.line))
-        ),
-        doors=tuple(survey.found.doors),
-        versions={p: tuple(t.label for t in ts) for p, ts in versions.asked.items() if ts},
-        files=len(project.files),
-        skipped_tests=project.skipped_tests,
-        unreadable={u.file: u.problem for u in project.unreadable},
-        baseline=frozenset(baseline),
-        seconds=round(time.perf_counter() - started, 3),
-    )
+        found = survey.found
+        report = Report(
+            root=str(path),
+            findings=tuple(
+                _ordered(_with_others(list(_findings(survey, versions, frozenset(packages)))))
+            ),
+            blind_spots=tuple(
+                sorted(found.blind_spots, key=lambda b: (b.place.file, b.place.line))
+            ),
+            doors=tuple(found.doors),
+            versions={p: tuple(t.label for t in ts) for p, ts in versions.asked.items() if ts},
+            files=len(project.files),
+            skipped_tests=project.skipped_tests,
+            unreadable={u.file: u.problem for u in project.unreadable},
+            baseline=frozenset(baseline),
+        )
+        survey.close()
+    return replace(report, seconds=round(time.perf_counter() - started, 3))
 
 
 def _versions(

@@ -96,6 +96,20 @@ class Interpreter:
         """Operator namespaces that the project defines."""
         return self._calls.own_namespaces
 
+    def close(self) -> None:
+        """Let go of everything that was walked."""
+        for state in self._states.values():
+            if state is not None:
+                state.functions.clear()
+                state.scope.names.clear()
+                state.tree.body.clear()
+        for kept in (
+            self._states, self._memo, self._def_guards, self._walked, self._class_scopes,
+            self._instance_values, self._instances_read,
+        ):  # fmt: skip
+            kept.clear()
+        self.found = Findings()
+
     # ---- modules -------------------------------------------------------------------
 
     def state_of(self, file: SourceFile) -> ModuleState | None:

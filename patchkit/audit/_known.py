@@ -7,7 +7,7 @@ import re
 from patchkit.audit._values import Const, Func, Klass, Map, Ref, Seq, Value, options
 
 # Attributes that describe an object and change nothing about what it does.
-_DESCRIPTIVE = frozenset({
+DESCRIPTIVE = frozenset({
     "__doc__", "__name__", "__module__", "__qualname__", "__signature__", "__annotations__",
     "__text_signature__", "__wrapped__", "__all__", "argtypes", "restype", "errcheck",
 })  # fmt: skip
@@ -30,7 +30,7 @@ _SETTING_MODULES = frozenset({
 
 def is_setting(target: Ref, name: str, value: Value) -> bool:
     """Whether writing `value` to `target.name` only configures something."""
-    if name in _DESCRIPTIVE:
+    if name in DESCRIPTIVE:
         return True
     dotted = f"{target.dotted}.{name}"
     if _SETTING_PLACES.match(dotted):

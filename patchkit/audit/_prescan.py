@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from patchkit.audit._known import REGISTERING, WRAPPING_CALLS
+from patchkit.audit._known import DESCRIPTIVE, REGISTERING, WRAPPING_CALLS
 
 # Calls that patch, or may: whatever they are given.
 _ALWAYS = frozenset({
@@ -251,16 +251,31 @@ def _nodes(roots: list[ast.AST]) -> list[ast.AST]:
 
 
 def _children(node: ast.AST, into: list[ast.AST]) -> None:
-    for name in node._fields:
+    """Add what stands in a node; names, constants and annotations trigger nothing."""
+    kind = node.__class__
+    fields = _fields.get(kind)
+    if fields is None:
+        fields = _fields[kind] = tuple(f for f in kind._fields if f not in _QUIET)
+    for name in fields:
         value = getattr(node, name, None)
-        kind = value.__class__
-        if kind is list:
-            into.extend(v for v in value if isinstance(v, ast.AST))  # type: ignore[union-attr]
-        elif kind not in _LEAVES and isinstance(value, ast.AST):
-            into.append(value)
+        if value.__class__ is list:
+            for inner in value:  # type: ignore[union-attr]
+                if inner.__class__ not in _LEAVES:
+                    into.append(inner)
+        elif value.__class__ not in _LEAVES:
+            into.append(value)  # type: ignore[arg-type]
 
 
-_LEAVES = frozenset({ast.Load, ast.Store, ast.Del, str, int, type(None), ast.Name, ast.Constant})
+_fields: dict[type, tuple[str, ...]] = {}
+_QUIET = frozenset({
+    "ctx", "annotation", "returns", "type_comment", "op", "ops", "type_params", "names", "name",
+    "id", "attr", "arg", "module", "level", "lineno", "posonlyargs", "kwonlyargs", "vararg",
+    "kwarg", "asname", "conversion", "simple", "is_async", "kind", "n", "s",
+})  # fmt: skip
+_LEAVES = frozenset({
+    ast.Load, ast.Store, ast.Del, ast.Name, ast.Constant, ast.Pass, ast.Break, ast.Continue,
+    ast.arg, ast.alias, str, int, bool, bytes, type(None),
+})  # fmt: skip
 
 
 def _named(node: ast.AST) -> set[str]:
@@ -291,6 +306,7 @@ class _Look:
         self.imported: list[tuple[str, Import]] = []
         self._derived: dict[str, set[str]] = {}
         self._passed: set[str] = set()
+        self._tables: set[str] = set()
         self._alone: set[str] = set()
         self._when_called = False
         self._setter = False
@@ -374,6 +390,9 @@ class _Look:
                 self._note(element, parts[index] if whole else value)  # type: ignore[index]
         elif isinstance(target, ast.Name):
             weight = self._weight(value)
+            if weight == _HOLDER and isinstance(value, _LITERALS[:4]):
+                if self._foreign_roots(value):
+                    self._tables.add(target.id)
             self.names[target.id] = max(self.names.get(target.id, 0), weight)
             if weight == _MAYBE:
                 origins = {r for r in self._origins(value) if r != target.id}
@@ -571,7 +590,7 @@ class _Look:
             if node.id in self._receivers or self._standing(node.id) == _HARMLESS:
                 return set()
             if self._standing(node.id) == _HOLDER:
-                return {""}
+                return {""} if node.id in self._tables else set()
             return self._given_by(self._roots(node.id))
         if isinstance(node, (ast.Attribute, ast.Subscript)):
             root = _root(node)
@@ -612,7 +631,8 @@ class _Look:
             for element in target.elts:
                 self._target(element)
         elif isinstance(target, ast.Attribute):
-            self._write(target.value, special=target.attr == "__class__")
+            if target.attr not in DESCRIPTIVE:
+                self._write(target.value, special=target.attr == "__class__")
         elif isinstance(target, ast.Subscript):
             if isinstance(target.slice, ast.Name) and target.slice.id == "__name__":
                 return  # `sys.modules[__name__]`: the module itself

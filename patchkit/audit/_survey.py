@@ -254,6 +254,12 @@ class Survey:
         """The project's functions that were met, by reference."""
         return {f.reference: f for s in self._chosen.values() for f in s.functions}
 
+    def close(self) -> None:
+        """Let go of the syntax trees: they and their scopes refer to each other."""
+        self.interpreter.close()
+        self._chosen.clear()
+        self._looks.clear()
+
     def imports_of(self, module: str) -> None:
         """Walk a module that was not walked yet, so that what it imports is known."""
         self.interpreter.module(module)
