@@ -14,7 +14,7 @@ from patchkit.audit._project import Project
 from patchkit.audit._replacements import Replacement, describe_replacement
 from patchkit.audit._sightings import Sighting
 from patchkit.audit._survey import Survey, collector_paused
-from patchkit.audit._values import FilePath, Item, Ref
+from patchkit.audit._values import FilePath, Item, Ref, options
 from patchkit.audit._verdicts import Judge, Subject
 from patchkit.audit._versions import Target, Versions, open_installed, open_target
 from patchkit.audit._workers import Workers
@@ -259,24 +259,43 @@ def _only_configures(sighting: Sighting, symbol: str, versions: Versions) -> boo
 def _adds_a_marker(
     sighting: Sighting, symbol: str, versions: Versions, package: str
 ) -> bool:
-    """A plain value under a name that nothing has: the project's own note, no patch."""
-    if sighting.action != "value" or ":" not in symbol or sighting.must_exist:
+    """A note of the project's own under a name that nothing has: no patch.
+
+    A plain value (``Engine._patched = True``), or the original kept beside its place
+    (``Engine._original_run = Engine.run``).
+    """
+    if sighting.must_exist or ":" not in symbol:
         return False
-    candidates = _candidates(versions, package)
+    stashes = _is_of_the_owner(sighting)
+    if sighting.action != "value" and not stashes:
+        return False
     module, _, name = symbol.partition(":")
+    owner, _, last = name.rpartition(".")
+    candidates = _candidates(versions, package)
     if not candidates:
-        return name.rpartition(".")[2].startswith("_")
-    owner = name.rpartition(".")[0]
+        return last.startswith("_")
     for version in candidates:
         if version.source is None or version.facts(symbol) is not None:
             return False
         raw = version.source.source.raw(module)
-        if raw is not None and raw.dynamic and not owner:
+        if raw is not None and raw.dynamic and not owner and not last.startswith("_"):
             return False
         there = version.facts(f"{module}:{owner}") if owner else version.is_module(module)
-        if not there:
+        if not there and not stashes:
             return False
     return True
+
+
+def _is_of_the_owner(sighting: Sighting) -> bool:
+    """Whether what is written is another member of what it is written to."""
+    target = sighting.target
+    if not isinstance(target, Ref):
+        return False
+    owner = target.dotted.rpartition(".")[0]
+    found = options(sighting.replacement)
+    return bool(found) and all(
+        isinstance(v, Ref) and v.dotted.rpartition(".")[0] == owner for v, _ in found
+    )
 
 
 def _replacement(sighting: Sighting, survey: Survey) -> Replacement:

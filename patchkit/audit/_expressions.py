@@ -36,6 +36,7 @@ from patchkit.audit._values import (
     Version,
     VersionPart,
     beyond,
+    contradict,
     either,
     exclusive,
     options,
@@ -158,6 +159,9 @@ class Evaluator:
                         found.append((value, extra))
                         if not extra:
                             break  # on this way it was certainly bound here last
+                    if len(found) > 1:
+                        likely = [f for f in found if not contradict(f[1], guards)]
+                        found = likely or found
                     if found:
                         return either(found[::-1])
                 for module, _ in current.stars:

@@ -15,6 +15,7 @@ from patchkit.audit._sightings import CallEdge
 from patchkit.audit._values import (
     Cond,
     Const,
+    Either,
     Func,
     Guard,
     ParsedVersion,
@@ -146,6 +147,9 @@ def _contained(cond: Cond, left: Value, right: Value, world: World) -> bool | No
 
 def _python(value: Value, world: World) -> Any:
     """The Python object that a value would be at this version, None where unknown."""
+    if isinstance(value, Either):
+        found = [_python(v, world) for v, _ in options(value)]
+        return found[0] if all(f == found[0] for f in found) else None
     if isinstance(value, Const):
         return value.value
     if isinstance(value, Seq):

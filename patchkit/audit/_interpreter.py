@@ -539,8 +539,8 @@ class Interpreter:
             leaves = leaves and _leaves(handler.body)
         frame.guards = before
         self._body(node.finalbody, frame)
-        if leaves and inside and isinstance(inside[0].cond, Cond):
-            frame.guards = (*before, *inside)
+        if leaves:
+            frame.guards = (*before, *inside)  # whoever comes here came through the body
 
     def _caught(self, handler: ast.ExceptHandler, frame: Frame) -> set[str]:
         if handler.type is None:

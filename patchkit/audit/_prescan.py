@@ -49,6 +49,8 @@ READS_SOURCE = re.compile(
     rb"read_text|read_bytes|\.read\b|readlines|getsource|-packages|__file__|find_spec|__path__"
     rb"|importlib[._]resources|submodule_search|getfile"
 )
+# What a test of a version, or of a name's existence, looks like.
+_VERSION_TEST = re.compile(r"ersion|VERSION|hasattr|\bparse\(|\b[vV]\d*\b|\bver\b")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _LITERALS = (
     ast.List, ast.Dict, ast.Set, ast.Tuple, ast.ListComp, ast.DictComp, ast.SetComp,
@@ -611,8 +613,7 @@ class _Look:
         if isinstance(node, ast.IfExp):
             return self._given(node.body) | self._given(node.orelse)
         if isinstance(node, (ast.Compare, ast.BoolOp, ast.UnaryOp)):
-            text = ast.unparse(node)
-            return {""} if "ersion" in text or "VERSION" in text or "hasattr" in text else set()
+            return {""} if _VERSION_TEST.search(ast.unparse(node)) else set()
         if isinstance(node, ast.BinOp):
             return {""} if self._reads_source else set()
         return {""} if isinstance(node, ast.Lambda) else set()

@@ -27,6 +27,8 @@ def summary_line(report: Report) -> str:
     parts = []
     for version, counts in report.summary().items():
         fine, judged = report.survivors(version)
+        if not judged:
+            continue
         rest = [
             f"{n} {VerdictKind(kind).sentence}"
             for kind, n in sorted(counts.items(), key=lambda item: -item[1])

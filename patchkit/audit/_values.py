@@ -365,6 +365,22 @@ def exclusive(first: tuple[Guard, ...], second: tuple[Guard, ...]) -> bool:
     return any(branches.get(g.site, g.branch) != g.branch for g in others)
 
 
+def contradict(first: tuple[Guard, ...], second: tuple[Guard, ...]) -> bool:
+    """Whether two paths test one name and want different answers.
+
+    The name may have been bound again in between, so this only ranks alternatives.
+    """
+    wanted = {
+        g.test.id: g.negated for g in first if g.kind == "if" and isinstance(g.test, ast.Name)
+    }
+    return any(
+        isinstance(g.test, ast.Name)
+        and g.kind == "if"
+        and wanted.get(g.test.id, g.negated) != g.negated
+        for g in second
+    )
+
+
 def beyond(guards: tuple[Guard, ...], known: tuple[Guard, ...]) -> tuple[Guard, ...]:
     """The guards that are not among those that are known to hold."""
     if not guards:

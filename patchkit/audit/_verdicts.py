@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import unified_diff
@@ -90,6 +91,8 @@ class Judge:
     def verdicts(self, subject: Subject, package: str) -> tuple[Verdict, ...]:
         """One verdict per version asked about."""
         targets = self._versions.of(package)
+        if not targets:
+            return (_nothing_at_hand(package),)
         found = [self._verdict(subject, target) for target in targets]
         if not any(v.kind is VerdictKind.GUARD for v in found):
             return tuple(found)
@@ -641,6 +644,14 @@ class Judge:
         return tuple(
             a for a in target.aliases(facts.defined_at) if a != subject.symbol
         )
+
+
+def _nothing_at_hand(package: str) -> Verdict:
+    if package in sys.stdlib_module_names:
+        text = "it is of the standard library, which has no versions of its own"
+    else:
+        text = f"{package} is not installed: name a version of it with --against"
+    return Verdict(version=f"{package} (none)", kind=VerdictKind.UNKNOWN, text=text)
 
 
 def _takes_anything(new: Replacement) -> bool:

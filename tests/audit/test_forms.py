@@ -508,6 +508,10 @@ FORMS: dict[str, tuple[str, list[tuple[str, str, str | None]]]] = {
     "keyword argument": ("import lib\nlib.core.helper(a=1, b=2)", []),
     "subclass body": ("from lib.core import Engine\nclass Mine(Engine):\n    size = 3", []),
     "marker on a foreign class": ("from lib.core import Engine\nEngine._patched = True", []),
+    "original kept beside its place": (
+        "import lib.core as c\ndef put(t, n, f):\n    setattr(t, '_old_' + n, getattr(t, n))\n"
+        "put(c.Engine, 'run', new)", []
+    ),
     "atexit": ("import atexit\natexit.register(new)", []),
     "abstract base class": ("from collections.abc import Sequence\nSequence.register(int)", []),
     "pytree registration": (

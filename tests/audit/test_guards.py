@@ -106,6 +106,12 @@ def test_condition(condition: str, versions: list[str], tmp_path: Path) -> None:
         "assert": "assert V >= Version('2.0')\nc.f = g",
         "raise": "if V < Version('2.0'):\n    raise RuntimeError\nc.f = g",
         "else": "if V < Version('2.0'):\n    pass\nelse:\n    c.f = g",
+        "function that looks the version up": (
+            "def within(low, high):\n    try:\n        v = dist_version('lib')\n"
+            "    except Exception as e:\n        raise RuntimeError from e\n"
+            "    return parse(low) <= parse(v) <= parse(high)\n"
+            "if within('2.0', '3.0'):\n    c.f = g"
+        ),
         "conditional target": "t = c if NEW else object()\nt.f = g",
     }.items(),
 )
@@ -143,3 +149,16 @@ def test_fallback_import(versions: list[str], tmp_path: Path) -> None:
         "lib.old_place:f": [("fine", "note"), ("guard-never-true", "note")],
     }
     assert report.new == ()
+
+
+def test_replacement_of_the_same_branch(versions: list[str], tmp_path: Path) -> None:
+    """Defined under one test of a flag, written under another test of it."""
+    project = write_tree(tmp_path, {
+        "p.py": (
+            "import lib.core as c\nimport os\nold = bool(os.environ)\n"
+            "if old:\n    def new(a): return 1\nelse:\n    def new(a, b=1): return 2\n"
+            "if old:\n    pass\nelse:\n    c.f = new\n"
+        )
+    })  # fmt: skip
+    report = audit(project, against=versions, workers=1)
+    assert report.findings[0].signature == "(a, b=1)"
