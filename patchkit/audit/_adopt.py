@@ -12,6 +12,11 @@ from patchkit.audit._findings import Finding, Report, VerdictKind
 from patchkit.errors import ConfigurationError
 
 _TODO = "TODO"
+# Wrappers that get (wrapped, instance, args, kwargs), or the original before their arguments.
+_WRAPPER_FORMS = frozenset({
+    "wrapt", "ddtrace", "opentelemetry", "mpat", "newrelic", "elasticapm", "sentry_sdk",
+    "openinference", "aws_xray_sdk", "logfire", "langfuse", "traceloop", "instana", "scout_apm",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +140,12 @@ def _obstacle(finding: Finding) -> tuple[str, str] | None:
         return ("its target is no symbol", "name the symbol that is meant")
     if finding.action == "value":
         return None
+    if finding.form in _WRAPPER_FORMS:
+        return (
+            f"its wrapper has the signature that {finding.form} wants",
+            "make it a factory(original) that returns a function with the original's "
+            'signature, and declare it with action="wrap"',
+        )
     if finding.replacement_kind in ("unknown", "object", "") or not finding.replacement:
         return (
             "what it writes is made at run time",
@@ -159,18 +170,12 @@ def _remarks(finding: Finding) -> Iterator[Unexpressed]:
             remedy="decide it in a profile, or split the adapter",
             declared=True,
         )
-    if finding.action == "wrap" and finding.keeps_original:
+    if finding.action == "wrap":
         yield Unexpressed(
             finding=finding,
-            reason="the replacement takes the original from its surroundings",
-            remedy="make it a factory(original) that returns the new function",
-            declared=True,
-        )
-    if finding.form in ("wrapt", "ddtrace", "opentelemetry"):
-        yield Unexpressed(
-            finding=finding,
-            reason="the wrapper takes (wrapped, instance, args, kwargs)",
-            remedy="make it a factory(original) with the original's signature",
+            reason="the replacement keeps the original itself, as it was when its module was "
+            "imported",
+            remedy='make it a factory(original) and declare it with action="wrap"',
             declared=True,
         )
 
@@ -225,7 +230,8 @@ def _patch(finding: Finding) -> Iterator[str]:
         yield f"# {worst.version}: {worst.kind.sentence}: {worst.text}"[:99]
     yield "Patch("
     yield f"    symbol={finding.target!r},"
-    action = finding.action
+    # A wrapper that keeps the original by itself is, to the engine, a replacement.
+    action = "replace" if finding.action == "wrap" else finding.action
     yield f"    action={action!r},"
     yield f"    replacement={_replacement(finding)},"
     if finding.key is not None and action in ("register", "dispatch"):

@@ -40,7 +40,8 @@ def audit(
     Args:
         path: The project's folder, or one file.
         packages: Only patches of these import packages.
-        installed: Judge against the installed copies (also what happens by default).
+        installed: Judge against the installed copies beside the versions named; without
+            any, that is what happens anyway.
         against: Versions to judge against: ``vllm@0.33.0``, wheels, folders, manifests.
         old: The version that the patches were written for.
         new: The version that is asked about, beside `old`.
@@ -88,7 +89,7 @@ def _versions(
     if (old is None) != (new is None):
         raise ConfigurationError("--from and --to belong together: name both, or neither")
     package = packages[0] if len(packages) == 1 else None
-    versions = Versions()
+    versions = Versions(also_installed=installed)
     if old is not None and new is not None:
         base, target = (
             open_target(old, package, manifests), open_target(new, package, manifests)

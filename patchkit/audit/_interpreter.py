@@ -337,7 +337,7 @@ class Interpreter:
             self._steps += 1
             if self._steps > MAX_STEPS:
                 if self._steps == MAX_STEPS + 1:
-                    self.found.cut += 1
+                    self._cut(frame)
                 return
         if kind in _FUNCTIONS:
             self._function(node, frame)  # type: ignore[arg-type]
@@ -345,6 +345,17 @@ class Interpreter:
         handler = self._HANDLERS.get(kind)
         if handler is not None:
             handler(self, node, frame)
+
+    def _cut(self, frame: Frame) -> None:
+        """Note a call that is not followed to its end."""
+        assert frame.call is not None
+        module = frame.caller_module or frame.module
+        spot = BlindSpot(
+            "long call", frame.call, _line_at(module, frame.call.line),
+            f"what it is given was followed through {MAX_STEPS} statements, and no further",
+        )  # fmt: skip
+        if spot not in self.found.blind_spots:
+            self.found.blind_spots.append(spot)
 
     def _expr(self, node: ast.Expr, frame: Frame) -> None:
         if node.value.__class__ is not ast.Constant:
@@ -1274,8 +1285,11 @@ def _key(index: Value) -> str:
 
 
 def _source_line(module: ModuleState, node: ast.AST) -> str:
+    return _line_at(module, getattr(node, "lineno", 0))
+
+
+def _line_at(module: ModuleState, line: int) -> str:
     lines = module.source.splitlines()
-    line = getattr(node, "lineno", 0)
     return lines[line - 1].strip()[:160] if 0 < line <= len(lines) else ""
 
 

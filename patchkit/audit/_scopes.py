@@ -74,4 +74,3 @@ class ModuleState:
     scope: Scope
     functions: list[Func] = field(default_factory=list)
     state: str = "new"
-    scanned: bool = False

@@ -55,7 +55,6 @@ class Sighting:
     before_call: int | None = None
     edits: tuple[Edit, ...] = ()
     must_exist: bool = False
-    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +96,7 @@ class Door:
 
 @dataclass(slots=True)
 class Findings:
-    """Everything one walk came upon.
-
-    Attributes:
-        cut: Calls that were not followed to their end, because they go on for too long.
-    """
+    """Everything one walk came upon."""
 
     sightings: list[Sighting] = field(default_factory=list)
     blind_spots: list[BlindSpot] = field(default_factory=list)
@@ -109,4 +104,3 @@ class Findings:
     imports: set[tuple[str, str]] = field(default_factory=set)
     doors: list[Door] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
-    cut: int = 0

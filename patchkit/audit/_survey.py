@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import gc
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
 
 from patchkit.audit._doors import declared_doors
@@ -75,7 +76,7 @@ class Survey:
     def _look(self) -> None:
         """Look at every file that may matter, in two processes where it is worth it."""
         files = self.project.candidates()
-        if self._workers < 2 or len(files) < _WORTH_A_POOL:
+        if self._workers < 2 or len(files) < _WORTH_A_POOL or not _may_fork():
             for file in files:
                 self._note_look(file, _look_at(file.data or b""))
             return
@@ -361,6 +362,11 @@ def _look_at(data: bytes) -> FileLook | tuple[str, int]:
 def _look_at_many(paths: list[str]) -> list[FileLook | tuple[str, int]]:
     gc.disable()  # in a process that does nothing else
     return [_look_at(Path(path).read_bytes()) for path in paths]
+
+
+def _may_fork() -> bool:
+    """Whether a copy of this process is harmless: not among threads, not everywhere."""
+    return "fork" in get_all_start_methods() and threading.active_count() == 1
 
 
 @contextmanager

@@ -251,12 +251,15 @@ class Versions:
     Attributes:
         asked: Package -> the versions that get a verdict.
         base: Package -> the version that the patches were written for, where known.
+        also_installed: Whether the installed copies are asked about beside others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, also_installed: bool = False) -> None:
+        self.also_installed = also_installed
         self.asked: dict[str, list[Target]] = {}
         self.base: dict[str, Target] = {}
         self._installed: dict[str, Target | None] = {}
+        self._complete: set[str] = set()
 
     def ask(self, target: Target) -> None:
         """Add a version that gets a verdict."""
@@ -266,9 +269,12 @@ class Versions:
 
     def of(self, package: str) -> list[Target]:
         """The versions of a package that get a verdict; the installed one by default."""
-        if package not in self.asked:
-            target = self.installed(package)
-            self.asked[package] = [target] if target is not None else []
+        if package not in self._complete:
+            self._complete.add(package)
+            known = self.asked.setdefault(package, [])
+            target = self.installed(package) if self.also_installed or not known else None
+            if target is not None and all(t.version != target.version for t in known):
+                known.insert(0, target)
         return self.asked[package]
 
     def installed(self, package: str) -> Target | None:

@@ -41,7 +41,9 @@ def audit(
         typer.Option("--package", "-p", help="Only patches of this package; repeatable."),
     ] = None,
     installed: Annotated[
-        bool, typer.Option("--installed", help="Judge against what is installed (the default).")
+        bool, typer.Option(
+            "--installed", help="Judge against what is installed, too (alone: the default)."
+        )
     ] = False,
     against: Annotated[
         list[str] | None,

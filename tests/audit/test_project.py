@@ -182,6 +182,16 @@ UNSEEN = {
 }
 
 
+def test_a_call_that_goes_on_for_too_long_is_said(tmp_path: Path, lib: Path) -> None:
+    steps = "".join(f"    x{i} = {i}\n" for i in range(700))
+    report = run(tmp_path, lib, {
+        "p.py": f"import lib.core\ndef put(t):\n{steps}    t.helper = print\nput(lib.core)\n"
+    })  # fmt: skip
+    assert targets(report) == []
+    (spot,) = report.blind_spots
+    assert (spot.kind, spot.text) == ("long call", "put(lib.core)")
+
+
 @pytest.mark.parametrize("name", UNSEEN)
 def test_what_is_not_seen_is_said(name: str, tmp_path: Path, lib: Path) -> None:
     source, kind = UNSEEN[name]

@@ -249,6 +249,49 @@ def test_skeleton_is_an_adapter(project: Path, lib: Path, tmp_path: Path) -> Non
     assert adapter.name == "mine"
 
 
+def test_wrappers_in_the_skeleton(tmp_path: Path, lib: Path) -> None:
+    project = write_tree(tmp_path / "project", {
+        "proj/__init__.py": "",
+        "proj/w.py": """
+            import wrapt
+            import lib.core as c
+
+            _helper = c.helper
+
+            def helper(a, b=1):
+                return _helper(a, b)
+
+            c.helper = helper
+
+            def traced(wrapped, instance, args, kwargs):
+                return wrapped(*args, **kwargs)
+
+            wrapt.wrap_function_wrapper("lib.core", "other", traced)
+        """,
+    })  # fmt: skip
+    _, data = adopt(project, lib)
+    assert data["declared"] == ["lib.core:helper"]
+    assert "action='replace'" in data["files"]["__init__.py"]
+    reasons = {u["target"]: (u["declared"], u["reason"]) for u in data["unexpressed"]}
+    assert reasons["lib.core:helper"][0] is True
+    assert reasons["lib.core:other"][0] is False
+    assert "wrapt" in reasons["lib.core:other"][1]
+
+
+def test_installed_beside_another_version(tmp_path: Path) -> None:
+    """The installed copy is one more column."""
+    project = write_tree(tmp_path / "project", {"p.py": "import packaging\npackaging.x = print\n"})
+    other = write_tree(tmp_path / "other", {
+        "packaging/__init__.py": "__version__ = '1.0'\ndef x(): ...\n"
+    })  # fmt: skip
+    command = [str(project), "--json", "--against", str(other / "packaging")]
+    columns = []
+    for more in ([], ["--installed"]):
+        data = json.loads(CliRunner().invoke(audit_app, [*command, *more]).stdout)
+        columns.append(len(data["findings"][0]["verdicts"]))
+    assert columns == [1, 2]
+
+
 def test_adopt_overwrites_nothing(project: Path, lib: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "README.md").write_text("my own")
