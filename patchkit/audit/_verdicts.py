@@ -254,12 +254,37 @@ class Judge:
             return  # the module makes names as they are asked for
         if not self._must_exist(subject, base):
             return
+        inherited, why = self._from_elsewhere(target, place, last)
+        if inherited:
+            return
+        if why:
+            yield Verdict(version=target.label, kind=VerdictKind.UNKNOWN, text=why)
+            return
         yield Verdict(
             version=target.label,
             kind=VerdictKind.GONE,
             text=f"{place} has no {last}",
             confidence=1.0 if sighting.must_exist or subject.replacement.keeps_original else 0.8,
         )
+
+    def _from_elsewhere(self, target: Target, place: str, name: str) -> tuple[bool, str]:
+        """Whether a class has a member from a base elsewhere; why that cannot be told."""
+        facts = target.facts(place) if ":" in place else None
+        if facts is None:
+            return False, ""
+        if facts.kind == "attribute":
+            return False, f"{place} is an object: what it has is not in the source"
+        for base in target.foreign_bases(facts.defined_at):
+            package = base.partition(":")[0].partition(".")[0]
+            if package in ("typing", "abc", "typing_extensions", "builtins", "object"):
+                continue
+            elsewhere = self._versions.installed(package) if package != target.package else None
+            known = elsewhere.facts(base) if elsewhere is not None and ":" in base else None
+            if known is None or elsewhere is None:
+                return False, f"{name} may come from {base}, of which there is no source at hand"
+            if elsewhere.facts(f"{base}.{name}") is not None:
+                return True, ""
+        return False, ""
 
     def _must_exist(self, subject: Subject, base: Target | None) -> bool:
         """Whether a name that is not there was meant to be there."""
@@ -364,8 +389,15 @@ class Judge:
         in_class = facts.kind != "function"
         descriptor = new.descriptor or ("method" if in_class else "function")
         if in_class and facts.kind in ("staticmethod", "classmethod"):
-            if descriptor != facts.kind and not _takes_anything(new):
-                yield Problem("", f"the target is a {facts.kind} there, the replacement is none")
+            if descriptor != facts.kind:
+                # Called through the class it gets no receiver, and may fit all the same.
+                plain = facts
+                if facts.kind == "classmethod":
+                    plain = replace(facts, parameters=facts.parameters[1:])
+                if any(True for _ in misfits(plain, new.parameters, receiver=False)):
+                    yield Problem(
+                        "", f"the target is a {facts.kind} there, the replacement is none"
+                    )
                 return
         elif in_class and descriptor in ("staticmethod", "classmethod"):
             yield Problem("", f"the replacement is a {descriptor}, the target is a method there")
@@ -652,11 +684,6 @@ def _nothing_at_hand(package: str) -> Verdict:
     else:
         text = f"{package} is not installed: name a version of it with --against"
     return Verdict(version=f"{package} (none)", kind=VerdictKind.UNKNOWN, text=text)
-
-
-def _takes_anything(new: Replacement) -> bool:
-    kinds = {p.kind for p in new.parameters or ()}
-    return {"var-positional", "var-keyword"} <= kinds
 
 
 def _applies(edit: Edit, text: str) -> bool:

@@ -141,6 +141,34 @@ class Target:
         except SourceUnreadableError:
             return None
 
+    def foreign_bases(self, cls: str) -> list[str]:
+        """Bases of a class, and of its bases, that this package's source does not define."""
+        if self.source is None:
+            return []
+        found: list[str] = []
+        resolver = self.source.resolver
+        for one in resolver.order(Symbol.parse(cls)):
+            raw = self.source.source.raw(one.module)
+            record = raw.records.get(one.qualname) if raw is not None else None
+            bases = [b for b in (record or {}).get("bases", ()) if "=" not in b]
+            if len(bases) > len(list(resolver.bases(one))):
+                known = {str(b) for b in resolver.bases(one)}
+                found += [
+                    b.partition("[")[0]
+                    for b in bases
+                    if b.partition("[")[0] not in known and not self._is_class(one, b)
+                ]
+        return found
+
+    def _is_class(self, cls: Symbol, base: str) -> bool:
+        """Whether the text of a base leads to a class of this package."""
+        name = base.partition("[")[0]
+        if "(" in name:
+            return False
+        symbol = name if ":" in name else f"{cls.module}:{name}"
+        facts = self.facts(symbol)
+        return facts is not None and facts.kind == "class"
+
     # ---- where it went -----------------------------------------------------------
 
     def fate(self, symbol: str, base: Target) -> Finding | None:

@@ -102,6 +102,20 @@ ROWS: dict[str, tuple[str, str, str, str, str]] = {
         CLS.replace("    def other(self)", "    @staticmethod\n    def other()"),
         "c.K.other = staticmethod(lambda: 1)", "fine", "",
     ),
+    "class method, called through the class": (
+        CLS.replace("    def other(self)", "    @classmethod\n    def other(cls, a)"),
+        CLS.replace("    def other(self)", "    @classmethod\n    def other(cls, a)"),
+        "c.K.other = lambda a: 1", "fine", "",
+    ),
+    "member of a base without source": (
+        "from lib._C import Base\nclass K(Base): ...",
+        "from lib._C import Base\nclass K(Base): ...",
+        "from unittest.mock import patch\npatch.object(c.K, 'copy_', print).start()",
+        "unknown", "lib._C:Base",
+    ),
+    "attribute of an object": (
+        "state = make()", "state = make()", "c.state.hook = print", "fine", "new name",
+    ),
     "class became a function": (
         CLS, "def K(): return 0", "def g(self, x, y=0): return 0\nc.K.m = g", "gone", "",
     ),
