@@ -69,6 +69,9 @@ class Patch:
             (or decorator chain) that this one knowingly runs on top of.
         profiles: Names of the adapter's profiles that it belongs to; empty: all.
         always: On the trainer side: acts outside ``exact_context()`` as well.
+        evidence: Reference to ``evidence() -> bool``, for a patch whose absence a
+            small sample need not show: whether the operator itself differs from the
+            one that it replaces.
     """
 
     symbol: str
@@ -89,6 +92,7 @@ class Patch:
     stacks_on: tuple[str, ...] = ()
     profiles: tuple[str, ...] = ()
     always: bool = False
+    evidence: str = ""
 
     def __post_init__(self) -> None:
         problems = []
@@ -107,6 +111,8 @@ class Patch:
                 problems.append(f"{field} is a string; write a tuple")
         if isinstance(self.replacement, str):
             Symbol.parse(self.replacement)
+        if self.evidence:
+            Symbol.parse(self.evidence)
         if problems:
             raise DeclarationError(f"the patch of {self.symbol}", problems)
 
@@ -153,6 +159,11 @@ class Adapter:
             selected-token log-probabilities.
         tiny_model: Reference to ``tiny_model(folder, *, seed, **changes)``, which
             writes a small checkpoint for demo and conformance.
+        operators: Reference to ``operators()``, which yields the operators of the
+            forward path, small, for the conformance kit.
+        exercise: Reference to ``exercise(side)``, for an adapter that claims no equal
+            log-probabilities: does what the side's patches are for and returns something
+            whose ``repr`` shows it.
     """
 
     name: str
@@ -168,6 +179,8 @@ class Adapter:
     covers: str | None = None
     logprobs: str | None = None
     tiny_model: str | None = None
+    operators: str | None = None
+    exercise: str | None = None
 
     def __post_init__(self) -> None:
         problems = []
