@@ -19,7 +19,7 @@ from patchkit.errors import ConfigurationError, PatchkitError, Violation, Violat
 from patchkit.runtime.canonical import canonical_json, digest_of
 from patchkit.runtime.environment import Environment, loaded_too_early
 from patchkit.runtime.files import write_atomically
-from patchkit.runtime.profile import Profile
+from patchkit.runtime.profile import ANY_MODEL, Profile
 
 __all__ = ["Contract", "ContractError", "Machine", "observe", "preflight"]
 
@@ -282,7 +282,17 @@ def _model(profile: Profile, machine: Machine) -> Iterator[Violation]:
         return
     wanted = profile.content.model.architecture
     found = config.get("architectures") or []
-    if found != [wanted]:
+    if wanted == ANY_MODEL:
+        if profile.content.profile.claim == "on_policy":
+            yield _wrong(
+                profile,
+                "model.architecture",
+                'the claim "on_policy" is made for one model',
+                "the architecture that the adapter was certified for",
+                wanted,
+                "name it, or make another claim",
+            )
+    elif found != [wanted]:
         yield _wrong(
             profile,
             "model.architecture",

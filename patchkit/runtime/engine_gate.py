@@ -15,7 +15,7 @@ from typing import Any
 from packaging.version import Version
 
 from patchkit.errors import Violation, ViolationsError
-from patchkit.runtime.profile import Profile, ProfileContent
+from patchkit.runtime.profile import ANY_MODEL, Profile, ProfileContent
 from patchkit.runtime.sync import BACKEND
 
 __all__ = [
@@ -103,11 +103,14 @@ _MODEL = "model_config."
 _PARALLEL = "parallel_config."
 
 RULES: tuple[EngineRule, ...] = (
-    _same(
-        _MODEL + "architectures",
-        "model.architecture",
-        lambda c: [c.model.architecture],
-        "the patches are for another model",
+    EngineRule(
+        path=_MODEL + "architectures",
+        key="model.architecture",
+        expected=lambda c: [c.model.architecture],
+        accepts=lambda found, wanted: (
+            isinstance(found, list) and (found == wanted or wanted == [ANY_MODEL])
+        ),
+        effect="the patches are for another model",
     ),
     _off(_MODEL + "is_hybrid", "state-space layers (Mamba) are not certified"),
     _off(_MODEL + "is_attention_free", "state-space layers (Mamba) are not certified"),
@@ -117,6 +120,12 @@ RULES: tuple[EngineRule, ...] = (
         effect="no generation, nothing to prove",
     ),
     _same(_MODEL + "dtype", "precision.weights", lambda c: c.precision.weights, "other roundings"),
+    _same(
+        _MODEL + "head_dtype",
+        "engine.head_dtype",
+        lambda c: c.precision.weights if c.engine.head_dtype == "model" else c.engine.head_dtype,
+        "logits have another precision than was asked for",
+    ),
     _none(_MODEL + "quantization", "quantised weights have no exact counterpart in the trainer"),
     _none("quant_config", "quantised weights have no exact counterpart in the trainer"),
     _same(

@@ -26,6 +26,7 @@ else:
     import tomli as tomllib
 
 __all__ = [
+    "ANY_MODEL",
     "EngineOption",
     "Parallel",
     "Profile",
@@ -34,6 +35,8 @@ __all__ = [
     "load_profile",
     "parse_profile",
 ]
+
+ANY_MODEL = "any"
 
 Size = Annotated[int, Field(ge=1)]
 Dtype = Literal["bfloat16", "float16", "float32"]
@@ -70,7 +73,8 @@ class Model(_Section):
     """The model.
 
     Attributes:
-        architecture: Class name in ``config.json``.
+        architecture: Class name in ``config.json``; ``any`` for an adapter that no model
+            belongs to. Never with the claim ``on_policy``.
         id: Name, or folder.
         revision: A commit of 40 hexadecimal digits, or ``local`` for a folder: then
             the digest of its ``config.json`` is part of the contract.
@@ -132,6 +136,9 @@ class EngineOption(_Section):
         custom_ops: Entries that vLLM's ``compilation_config.custom_ops`` must have.
             Where it compiles, an operator that is not named there is inductor's
             own, and a patch of vLLM's is never reached.
+        head_dtype: vLLM's own option for the output layer: ``model`` leaves it at the
+            model's format. An adapter may compute in float32 either way. It came later
+            than the others, so that it may be left out.
     """
 
     batch_invariant: bool
@@ -154,6 +161,7 @@ class EngineOption(_Section):
     moe_backend: str
     quantization: Literal["none"]
     speculative_decoding: Literal["none"]
+    head_dtype: Literal["model", "float32"] = "model"
 
 
 class Weights(_Section):
@@ -281,6 +289,8 @@ class Profile:
             "enforce_eager": e.enforce_eager,
             "weight_transfer_config": {"backend": BACKEND},
         }
+        if e.head_dtype != "model":
+            arguments["hf_overrides"] = {"head_dtype": e.head_dtype}
         if e.custom_ops:
             arguments["compilation_config"] = {"custom_ops": list(e.custom_ops)}
         if c.model.revision != "local":
