@@ -1,4 +1,4 @@
-"""CUDA operators for the trainer of the ``vllm_bi`` profiles.
+"""CUDA operators for the trainer of the ``vllm_bi`` and ``tp_independent`` profiles.
 
 They reproduce, bit for bit, what vLLM computes in batch-invariant mode with the
 one patch of :mod:`patchkit_adapters.qwen3_moe.cuda_rollout`, and add what vLLM
@@ -24,9 +24,10 @@ from patchkit.providers.cuda.norm import add_rms_norm_forward, rms_norm, rms_nor
 from patchkit.providers.cuda.packing import Packing
 from patchkit.providers.cuda.rope import cos_sin_table, rotate
 from patchkit.providers.cuda.router import route
-from patchkit.providers.cuda.topology import RolloutTopology
+from patchkit.providers.cuda.topology import AnyTopology, RolloutTopology
 
 __all__ = [
+    "AnyTopology",
     "Packing",
     "RolloutTopology",
     "add_rms_norm_forward",

@@ -3,7 +3,9 @@
 Agreed roundings: gate and up projections in bf16, ``silu * up`` by vLLM's C++
 kernel in bf16; each expert's output is multiplied by its router weight in
 float32 and rounded to bf16; the outputs of a token are added in float32 in the
-order of its expert slots, rounded once per rank and added over ranks in bf16.
+order of its expert slots, rounded once per rank and added over ranks in bf16. With
+:class:`~patchkit.providers.cuda.topology.AnyTopology` each slice of each expert's
+output is rounded, and all of them are added exactly.
 
 Neither direction loops over experts or waits for the GPU. The tile does not
 change the bits, so the tiles that vLLM ships for this GPU are used even where
@@ -22,7 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from patchkit.providers.cuda.topology import RolloutTopology
+from patchkit.providers.cuda.sums import whole_sum
+from patchkit.providers.cuda.topology import AnyTopology, RolloutTopology
 
 # vLLM's batch-invariant tile, where it ships none for this shape.
 _FIXED_TILE = {
@@ -154,25 +157,39 @@ def _activation_backward_kernel(
     tl.store(grad_weight_ptr + pair, tl.sum(inner, axis=0))
 
 
-def experts_forward(
+def expert_outputs(
     x_TH: Tensor,
     expert_Tk: Tensor,
     weight_Tk: Tensor,
     w13_EFH: Tensor,
     w2_EHF: Tensor,
-    topology: RolloutTopology,
     *,
+    slices: int,
+    experts: int | None = None,
+    expert_map: Tensor | None = None,
     tile: dict[str, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output ``[T, H]`` and gate and up projections ``[P, 2F]``, without autograd."""
+    """Every expert's weighted output, apart: ``[slices, T, k, H]`` bf16, and ``[P, 2F]``.
+
+    Args:
+        x_TH: As in :func:`experts`, like the next four.
+        expert_Tk: Global expert ids.
+        weight_Tk: Router weights.
+        w13_EFH: Of the experts, or the slices of them, that this rank holds.
+        w2_EHF: Likewise.
+        slices: Equal parts of the held F that are rounded apart.
+        experts: Experts over all ranks; those of ``w13_EFH`` if None.
+        expert_map: Global to local expert id, -1 where another rank has it: that
+            slot's output is zero.
+        tile: For tests; chosen by shape otherwise.
+    """
     from vllm.model_executor.layers.fused_moe.fused_moe import invoke_fused_moe_triton_kernel
     from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
 
     tokens, hidden = x_TH.shape
     count, doubled, _ = w13_EFH.shape
     top_k, width = expert_Tk.shape[1], doubled // 2
-    slices = topology.expert_slices
-    tile = tile or tile_for(tokens, count, width)
+    tile = tile or tile_for(tokens, experts or count, width)
     plain = {
         "compute_type": tl.bfloat16,
         "use_fp8_w8a8": False,
@@ -182,7 +199,7 @@ def experts_forward(
         "per_channel_quant": False,
     }
     by_block, block_expert, padded = moe_align_block_size(
-        expert_Tk, tile["BLOCK_SIZE_M"], count, None
+        expert_Tk, tile["BLOCK_SIZE_M"], experts or count, expert_map
     )
     gate_up = x_TH.new_empty((tokens, top_k, doubled))
     invoke_fused_moe_triton_kernel(
@@ -200,9 +217,28 @@ def experts_forward(
             activated[:, cut], w2_EHF[:, :, cut], each[number], None, None, weight_Tk,
             by_block, block_expert, padded, True, 1, tile, **plain,
         )  # fmt: skip
-    blocks = topology.expert_blocks
-    out = _combine(each.view(slices, -1, hidden), expert_Tk, None, blocks, count // blocks)
-    return out, gate_up
+    return each, gate_up
+
+
+def experts_forward(
+    x_TH: Tensor,
+    expert_Tk: Tensor,
+    weight_Tk: Tensor,
+    w13_EFH: Tensor,
+    w2_EHF: Tensor,
+    topology: RolloutTopology | AnyTopology,
+    *,
+    tile: dict[str, int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Output ``[T, H]`` and gate and up projections ``[P, 2F]``, without autograd."""
+    slices, blocks = topology.expert_slices, topology.expert_blocks
+    each, gate_up = expert_outputs(
+        x_TH, expert_Tk, weight_Tk, w13_EFH, w2_EHF, slices=slices, tile=tile
+    )
+    if topology.exact:
+        return whole_sum(each), gate_up
+    flat = each.view(slices, -1, each.shape[-1])
+    return _combine(flat, expert_Tk, None, blocks, w13_EFH.shape[0] // blocks), gate_up
 
 
 class _Experts(torch.autograd.Function):
@@ -214,7 +250,7 @@ class _Experts(torch.autograd.Function):
         weight_Tk: Tensor,
         w13_EFH: Tensor,
         w2_EHF: Tensor,
-        topology: RolloutTopology,
+        topology: RolloutTopology | AnyTopology,
     ) -> Tensor:
         out, gate_up = experts_forward(x_TH, expert_Tk, weight_Tk, w13_EFH, w2_EHF, topology)
         ctx.save_for_backward(x_TH, expert_Tk, weight_Tk, w13_EFH, w2_EHF, gate_up)
@@ -263,7 +299,7 @@ def experts(
     weight_Tk: Tensor,
     w13_EFH: Tensor,
     w2_EHF: Tensor,
-    topology: RolloutTopology,
+    topology: RolloutTopology | AnyTopology,
 ) -> Tensor:
     """Weighted sum of the chosen experts' outputs.
 

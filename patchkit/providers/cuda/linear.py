@@ -5,7 +5,9 @@ On Hopper the tile of such a Triton product does not change its bits
 follows the number of rows for speed and a row's bits depend on that row only.
 
 With ``slices`` > 1, K is cut as tensor-parallel ranks cut it: every slice is
-accumulated alone, rounded to bf16, and added to the others in bf16.
+accumulated alone, rounded to bf16, and added to the others: in bf16, as two ranks of
+the engine do it, or exactly (:mod:`patchkit.providers.cuda.sums`), as any number of
+ranks can.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from patchkit.providers.cuda.sums import whole_sum
 
 
 class Tile(NamedTuple):
@@ -55,8 +59,10 @@ def _linear_kernel(
     stride_xm,
     stride_wn,
     stride_ym,
+    stride_ys,
     K: tl.constexpr,
     SLICES: tl.constexpr,
+    APART: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -79,15 +85,20 @@ def _linear_kernel(
     offs_k = tl.arange(0, BLOCK_K)
     x_ptrs = x_ptr + rows[:, None] * stride_xm + offs_k[None, :]
     w_ptrs = w_ptr + outputs[None, :] * stride_wn + offs_k[:, None]
+    if APART:  # one program per slice, which stores what it has
+        own = tl.program_id(1)
+        x_ptrs += own * (K // SLICES)
+        w_ptrs += own * (K // SLICES)
+        y_ptr += own.to(tl.int64) * stride_ys
 
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for part in tl.static_range(SLICES):
+    for part in tl.static_range(1 if APART else SLICES):
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for _ in range(0, K // SLICES, BLOCK_K):
             acc = tl.dot(tl.load(x_ptrs), tl.load(w_ptrs), acc)
             x_ptrs += BLOCK_K
             w_ptrs += BLOCK_K
-        if SLICES == 1:
+        if SLICES == 1 or APART:
             total = acc
         elif part == 0:
             total = acc.to(y_ptr.dtype.element_ty).to(tl.float32)
@@ -99,6 +110,36 @@ def _linear_kernel(
         total.to(y_ptr.dtype.element_ty),
         mask=(offs_m[:, None] < M) & (offs_n[None, :] < N),
     )
+
+
+def _launch(x_TK: Tensor, weight_NK: Tensor, slices: int, apart: bool, tile: Tile | None) -> Tensor:
+    """``[T, N]``, or ``[slices, T, N]`` where the slices stay apart."""
+    tokens, width = x_TK.shape
+    outputs = weight_NK.shape[0]
+    tile = tile or tile_for(tokens, outputs)
+    if width % slices or (width // slices) % tile.k:
+        # A shorter tile serves widths such as 768 / 2 = 384.
+        tile = tile._replace(k=64)
+    if width != weight_NK.shape[1] or width % slices or (width // slices) % tile.k:
+        raise ValueError(
+            f"linear: K = {width} in {slices} slices, weight {tuple(weight_NK.shape)}: every slice "
+            f"of K must be a multiple of {tile.k}, and both operands must agree on K"
+        )
+    if x_TK.stride(1) != 1:
+        x_TK = x_TK.contiguous()
+    if weight_NK.stride(1) != 1:
+        weight_NK = weight_NK.contiguous()
+    shape = (slices, tokens, outputs) if apart else (tokens, outputs)
+    y = torch.empty(shape, device=x_TK.device, dtype=x_TK.dtype)
+    if tokens:
+        blocks = triton.cdiv(tokens, tile.m) * triton.cdiv(outputs, tile.n)
+        _linear_kernel[(blocks, slices if apart else 1)](
+            x_TK, weight_NK, y, tokens, outputs,
+            x_TK.stride(0), weight_NK.stride(0), y.stride(-2), tokens * outputs,
+            width, slices, apart, tile.m, tile.n, tile.k, tile.group,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    return y
 
 
 def linear_forward(
@@ -115,57 +156,48 @@ def linear_forward(
     Raises:
         ValueError: A slice of K is no multiple of the tile's (64 or 128).
     """
-    tokens, width = x_TK.shape
-    outputs = weight_NK.shape[0]
-    tile = tile or tile_for(tokens, outputs)
-    if width % slices or (width // slices) % tile.k:
-        # A shorter tile serves widths such as 768 / 2 = 384.
-        tile = tile._replace(k=64)
-    if width != weight_NK.shape[1] or width % slices or (width // slices) % tile.k:
-        raise ValueError(
-            f"linear: K = {width} in {slices} slices, weight {tuple(weight_NK.shape)}: every slice "
-            f"of K must be a multiple of {tile.k}, and both operands must agree on K"
-        )
-    if x_TK.stride(1) != 1:
-        x_TK = x_TK.contiguous()
-    if weight_NK.stride(1) != 1:
-        weight_NK = weight_NK.contiguous()
-    y = torch.empty((tokens, outputs), device=x_TK.device, dtype=x_TK.dtype)
-    if tokens:
-        grid = (triton.cdiv(tokens, tile.m) * triton.cdiv(outputs, tile.n),)
-        _linear_kernel[grid](
-            x_TK, weight_NK, y, tokens, outputs,
-            x_TK.stride(0), weight_NK.stride(0), y.stride(0),
-            width, slices, tile.m, tile.n, tile.k, tile.group,
-            num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
-    return y
+    return _launch(x_TK, weight_NK, slices, False, tile)
+
+
+def slice_products(
+    x_TK: Tensor, weight_NK: Tensor, *, slices: int, tile: Tile | None = None
+) -> Tensor:
+    """Each slice's product alone: ``[slices, T, 1, N]`` bf16, for an exact sum.
+
+    Args and errors as in :func:`linear_forward`.
+    """
+    return _launch(x_TK, weight_NK, slices, True, tile)[:, :, None]
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_TK: Tensor, weight_NK: Tensor, slices: int) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx: Any, x_TK: Tensor, weight_NK: Tensor, slices: int, exact: bool
+    ) -> Tensor:
         ctx.save_for_backward(x_TK, weight_NK)
+        if exact:
+            return whole_sum(slice_products(x_TK, weight_NK, slices=slices))
         return linear_forward(x_TK, weight_NK, slices=slices)
 
     @staticmethod
-    def backward(ctx: Any, grad_TN: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_TN: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x_TK, weight_NK = ctx.saved_tensors
         grad_x = grad_TN @ weight_NK if ctx.needs_input_grad[0] else None
         grad_w = grad_TN.t() @ x_TK if ctx.needs_input_grad[1] else None
-        return grad_x, grad_w, None
+        return grad_x, grad_w, None, None
 
 
-def linear(x: Tensor, weight_NK: Tensor, *, slices: int = 1) -> Tensor:
+def linear(x: Tensor, weight_NK: Tensor, *, slices: int = 1, exact: bool = False) -> Tensor:
     """``x @ weight^T``, rounded once to bf16 (once per slice, where K is sliced).
 
     Args:
         x: ``[..., K]`` bf16.
         weight_NK: ``[N, K]`` bf16.
         slices: Tensor-parallel ranks that share K; 1 for a column-parallel layer.
+        exact: Add the slices exactly, and round once more, instead of in bf16.
 
     Returns:
         ``[..., N]`` bf16.
     """
     flat = x.reshape(-1, x.shape[-1])
-    return _Linear.apply(flat, weight_NK, slices).view(*x.shape[:-1], weight_NK.shape[0])
+    return _Linear.apply(flat, weight_NK, slices, exact).view(*x.shape[:-1], weight_NK.shape[0])

@@ -5,11 +5,15 @@ Each rank rounds its partial result to bf16 before the all-reduce adds them, so 
 trainer that wants the same bits cuts at the same places and rounds there too.
 Two bf16 numbers have one sum, whichever is added to which; three do not, and the
 order that NCCL takes is not documented. Hence two ranks at most.
+
+Where both sides add exactly, none of that matters (:class:`AnyTopology`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from patchkit.providers.cuda.sums import SLICES
 
 MOST_RANKS = 2
 
@@ -39,6 +43,16 @@ class RolloutTopology:
             )
 
     @property
+    def exact(self) -> bool:
+        """Whether slices are added exactly."""
+        return False
+
+    @property
+    def slices(self) -> int:
+        """Slices of K in a row-parallel product."""
+        return self.tensor_parallel
+
+    @property
     def expert_slices(self) -> int:
         """Slices of every expert's intermediate width."""
         return 1 if self.expert_parallel else self.tensor_parallel
@@ -47,3 +61,30 @@ class RolloutTopology:
     def expert_blocks(self) -> int:
         """Blocks of expert ids that different ranks hold."""
         return self.tensor_parallel if self.expert_parallel else 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnyTopology:
+    """A rollout that adds exactly: its bits do not depend on its topology.
+
+    Attributes:
+        slices: Slices of K in every layer that ranks may share. It decides bits, so
+            both sides must have the same; a tensor-parallel size must divide it.
+    """
+
+    slices: int = SLICES
+
+    @property
+    def exact(self) -> bool:
+        """Whether slices are added exactly."""
+        return True
+
+    @property
+    def expert_slices(self) -> int:
+        """Slices of every expert's intermediate width."""
+        return self.slices
+
+    @property
+    def expert_blocks(self) -> int:
+        """Blocks of expert ids that are added apart: they need not be."""
+        return 1
