@@ -164,6 +164,8 @@ class Adapter:
         exercise: Reference to ``exercise(side)``, for an adapter that claims no equal
             log-probabilities: does what the side's patches are for and returns something
             whose ``repr`` shows it.
+        doctor: Reference to a ``patchkit.parity.doctor.Layout``, for a model whose modules
+            the doctor's default rules do not map to operators.
     """
 
     name: str
@@ -181,6 +183,7 @@ class Adapter:
     tiny_model: str | None = None
     operators: str | None = None
     exercise: str | None = None
+    doctor: str | None = None
 
     def __post_init__(self) -> None:
         problems = []

@@ -178,6 +178,15 @@ class FSDPTrainer:
             found += [lp.cpu() for lp in self._forward(batch, exact=exact)[: len(batch)]]
         return found
 
+    def batches(self, rollouts: Sequence[Rollout]) -> Iterator[list[Rollout]]:
+        """This rank's micro-batches, for an observer that replays them one by one."""
+        return self._batches(rollouts)
+
+    @torch.no_grad()
+    def replay_batch(self, batch: Sequence[Rollout], *, exact: bool) -> list[Tensor]:
+        """Score one micro-batch of :meth:`batches` without gradient."""
+        return [lp.cpu() for lp in self._forward(batch, exact=exact)]
+
     def _canary(self) -> AbstractContextManager[Any]:
         """Once: a run at whose end every required patch must have been reached."""
         if not self._unproven:

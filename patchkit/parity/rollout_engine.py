@@ -98,6 +98,7 @@ class RolloutEngine:
         weight_map: The adapter's weight map, for receipts.
         seed: The sampler's.
         num_blocks: Pages of the KV cache; few of them force preemptions.
+        extension: The workers' extension class; one that inherits from patchkit's.
 
     Raises:
         EngineRefusedError: The engine, or one of its workers, is not the profile's.
@@ -111,6 +112,7 @@ class RolloutEngine:
         weight_map: str,
         seed: int = 0,
         num_blocks: int | None = None,
+        extension: str = "",
     ) -> None:
         from vllm import LLM
 
@@ -122,7 +124,7 @@ class RolloutEngine:
         self.profile = profile
         self.llm = LLM(
             **engine_arguments(profile, model, seed=seed, num_blocks=num_blocks),
-            worker_extension_cls=WORKER_EXTENSION,
+            worker_extension_cls=extension or WORKER_EXTENSION,
         )
         try:
             require_engine(self.llm, profile)
