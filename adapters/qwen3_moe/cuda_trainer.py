@@ -1,6 +1,6 @@
 """Trainer side on CUDA: what the ``vllm_bi`` profiles replace in Hugging Face Qwen3-MoE.
 
-Like :mod:`patchkit_adapters.qwen3_moe.trainer`, with operators that reproduce
+Like :mod:`patchkit.bindings.transformers`, with operators that reproduce
 vLLM's batch-invariant mode at one fixed topology instead of exact sums. Written
 against transformers 5.17.
 
@@ -20,9 +20,9 @@ from torch import Tensor
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
+from patchkit.bindings.claim import UncoveredLayerError
+from patchkit.bindings.transformers.output_layer import causal_lm_output
 from patchkit.providers import cuda
-from patchkit_adapters.qwen3_moe.causal_lm import causal_lm_output
-from patchkit_adapters.qwen3_moe.coverage import UncoveredLayerError
 
 _PACKING = "patchkit_packing"
 

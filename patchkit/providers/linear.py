@@ -98,12 +98,14 @@ def linear_chunks(x: Tensor, weight_NK: Tensor, chunks: int) -> Tensor:
     return _ChunkedLinear.apply(x, weight_NK, chunks)
 
 
-def linear(x: Tensor, weight_NK: Tensor, *, chunks: int = 1) -> Tensor:
-    """``x @ weight^T`` in float32: ``[..., K]`` to ``[..., N]``.
+def linear(x: Tensor, weight_NK: Tensor, *, chunks: int = 1, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight^T + bias`` in float32: ``[..., K]`` to ``[..., N]``.
 
     ``chunks`` > 1 adds that many slices of K as a pairwise tree: what a
     row-parallel layer computes on any tensor-parallel size that divides it.
+    A bias ``[N]`` is added in float32, before the caller rounds.
     """
     flat = x.reshape(-1, x.shape[-1])
     parts = linear_chunks(flat, weight_NK, chunks)
-    return pairwise_tree(parts).view(*x.shape[:-1], weight_NK.shape[0])
+    product = pairwise_tree(parts).view(*x.shape[:-1], weight_NK.shape[0])
+    return product if bias is None else product + bias.float()

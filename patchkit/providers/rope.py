@@ -30,14 +30,23 @@ def _cos_sin_table(
         return angle.cos().to(device), angle.sin().to(device)
 
 
-def rotate(x_THD: Tensor, positions_T: Tensor, *, base: float, max_position: int) -> Tensor:
+def rotate(
+    x_THD: Tensor,
+    positions_T: Tensor,
+    *,
+    base: float,
+    max_position: int,
+    rotary_dim: int | None = None,
+) -> Tensor:
     """Rotate every head by its token's absolute position.
 
     Args:
-        x_THD: ``[T, H, D]`` queries or keys; the whole head is rotated.
+        x_THD: ``[T, H, D]`` queries or keys.
         positions_T: ``[T]`` integer positions, below ``max_position``.
         base: ``rope_theta``.
         max_position: ``max_position_embeddings``; decides the table's length.
+        rotary_dim: How many of the first elements of each head are rotated; even.
+            The rest passes through. All of them if None.
 
     Returns:
         ``[T, H, D]`` in the dtype of ``x_THD``.
@@ -45,13 +54,19 @@ def rotate(x_THD: Tensor, positions_T: Tensor, *, base: float, max_position: int
     Source: Su et al., "RoFormer" (arXiv 2104.09864), in the half-split form of
     ``transformers`` ``rotate_half``.
     """
-    half = x_THD.shape[-1] // 2
+    size = x_THD.shape[-1]
+    rotary_dim = size if rotary_dim is None else rotary_dim
+    if rotary_dim % 2 or not 0 < rotary_dim <= size:
+        raise ValueError(
+            f"rotate: rotary_dim = {rotary_dim} is not an even number up to the head size {size}"
+        )
+    half = rotary_dim // 2
     cos, sin = _cos_sin_table(2 * half, float(base), int(max_position), x_THD.device)
     cos_T1d = cos[positions_T][:, None, :]
     sin_T1d = sin[positions_T][:, None, :]
     x = x_THD.float()
-    first, second = x[..., :half], x[..., half:]
+    first, second, rest = x[..., :half], x[..., half:rotary_dim], x[..., rotary_dim:]
     turned = torch.cat(
-        [first * cos_T1d - second * sin_T1d, second * cos_T1d + first * sin_T1d], dim=-1
+        [first * cos_T1d - second * sin_T1d, second * cos_T1d + first * sin_T1d, rest], dim=-1
     )
     return turned.to(x_THD.dtype)

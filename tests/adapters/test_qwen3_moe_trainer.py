@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import patchkit  # noqa: E402
+from patchkit.bindings.claim import UncoveredLayerError  # noqa: E402
 from patchkit.engine.errors import SwitchUnsetError  # noqa: E402
-from patchkit_adapters.qwen3_moe.coverage import UncoveredLayerError  # noqa: E402
 from patchkit_adapters.qwen3_moe.tiny import SHAPE  # noqa: E402
 
 pytestmark = pytest.mark.stack

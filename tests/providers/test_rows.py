@@ -51,7 +51,7 @@ TINY_OPERATORS = {
     "paged attention": lambda ops: ops.paged_attention((70, 1, 33, 5)),
     "route": lambda ops: ops.route(),
     "experts": lambda ops: ops.experts(),
-    "silu_mul": lambda ops: ops.silu_mul(),
+    "silu_mul": lambda ops: ops.silu_mul(TINY.moe_width),
     "log_softmax": lambda ops: ops.log_softmax(),
     "selected_token_logprobs": lambda ops: ops.selected_token_logprobs(),
 }
@@ -109,7 +109,7 @@ REAL_OPERATORS = {
     "experts, 8 of 128, narrow": lambda: replace(
         real, shape=replace(REAL, hidden=256, moe_width=96)
     ).experts(),
-    "silu_mul, F=768": lambda: real.silu_mul(),
+    "silu_mul, F=768": lambda: real.silu_mul(REAL.moe_width),
     "log_softmax, V=151936": lambda: wide.log_softmax(),
     "selected_token_logprobs, V=151936": lambda: wide.selected_token_logprobs(),
     "embedding, V=151936": lambda: replace(wide, shape=replace(REAL, hidden=64)).embedding(),

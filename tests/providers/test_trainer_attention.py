@@ -14,9 +14,10 @@ from transformers.masking_utils import create_causal_mask  # noqa: E402
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeAttention  # noqa: E402
 
 from patchkit import providers  # noqa: E402
+from patchkit.bindings.claim import UncoveredLayerError  # noqa: E402
+from patchkit.bindings.transformers import attention_layer as trainer  # noqa: E402
+from patchkit.bindings.transformers.norm_layer import rms_norm_forward  # noqa: E402
 from patchkit.parity.conformance import PagedOperator, block_mask, causal_mask, examine  # noqa: E402
-from patchkit_adapters.qwen3_moe import trainer  # noqa: E402
-from patchkit_adapters.qwen3_moe.coverage import UncoveredLayerError  # noqa: E402
 from patchkit_adapters.qwen3_moe.operators import TINY, Operators  # noqa: E402
 
 pytestmark = pytest.mark.stack
@@ -38,7 +39,7 @@ def layer() -> Qwen3MoeAttention:
     made = Qwen3MoeAttention(config("sdpa"), layer_idx=0).to(torch.bfloat16)
     for module in (made.q_norm, made.k_norm):
         # The norm is patched as well; here it is called as the patched forward would be.
-        module.forward = lambda x, norm=module: trainer.rms_norm_forward(norm, x)
+        module.forward = lambda x, norm=module: rms_norm_forward(norm, x)
         with torch.no_grad():
             module.weight.copy_(1.0 + 0.2 * torch.randn(32))
     return made
@@ -183,7 +184,7 @@ def block_mask_of_flex_attention():
 )
 def test_other_masks_are_refused_by_name(mask, implementation, named):
     with pytest.raises(UncoveredLayerError, match="Qwen3MoeAttention") as caught:
-        trainer.allowed_positions(mask(), IDS, 1, implementation)
+        trainer.allowed_positions(mask(), IDS, 1, implementation, "Qwen3MoeAttention")
     for text in named:
         assert re.search(re.escape(text), str(caught.value)), (text, str(caught.value))
 
@@ -220,7 +221,7 @@ def test_padded_and_empty_requests_of_a_step_are_left_alone(tokens):
     """vLLM pads a step: slots of -1, requests without tokens, rows beyond the last request."""
     from types import SimpleNamespace
 
-    from patchkit_adapters.qwen3_moe import rollout
+    from patchkit.bindings.vllm_cpu import attention as rollout
 
     operator = Operators(shape=TINY, row_counts=(1,)).paged_attention((tokens,))
     layer = SimpleNamespace(

@@ -1,0 +1,42 @@
+"""Makers of trainer patches for a Hugging Face model's own classes.
+
+Every model of the Llama line writes the same few forward methods under its own
+class names. One call declares them all:
+
+>>> from patchkit.bindings import transformers as hf
+>>> module = "transformers.models.qwen3.modeling_qwen3"
+>>> trainer = CHECKPOINT_PATCHES + hf.dense(module, "Qwen3")     # doctest: +SKIP
+
+The replacements act only inside ``patchkit.exact_context()``; outside, the stock
+method itself runs. Signatures follow transformers 5.17 to 5.23. Parameters are read
+where FSDP2 has gathered them: inside the forward of the module that owns them or of
+one of its parents in the same shard group.
+"""
+
+from __future__ import annotations
+
+from patchkit.bindings.transformers._declarations import (
+    PROFILE,
+    attention,
+    causal_lm,
+    decoder,
+    dense,
+    experts,
+    gated_mlp,
+    rms_norm,
+    softmax_moe,
+    softmax_router,
+)
+
+__all__ = [
+    "PROFILE",
+    "attention",
+    "causal_lm",
+    "decoder",
+    "dense",
+    "experts",
+    "gated_mlp",
+    "rms_norm",
+    "softmax_moe",
+    "softmax_router",
+]

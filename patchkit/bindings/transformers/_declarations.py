@@ -1,0 +1,133 @@
+"""The declarations, by operator. Data only: replacements are named by reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from patchkit.engine import Patch
+
+PROFILE = "cpu_tree"
+
+_HERE = "patchkit.bindings.transformers."
+_TRANSFORMERS = ">=5.17,<5.24"
+_UNTIL_SHARED = "transformers lets the trainer name the operator instead of replacing the method"
+
+
+def _replace(symbol: str, replacement: str, **fields: Any) -> Patch:
+    defaults: dict[str, Any] = {
+        "versions": _TRANSFORMERS,
+        "until": _UNTIL_SHARED,
+        "profiles": (PROFILE,),
+    }
+    return Patch(
+        symbol=symbol,
+        action="replace",
+        replacement=_HERE + replacement,
+        **{**defaults, **fields},
+    )
+
+
+def rms_norm(module: str, name: str, **fields: Any) -> Patch:
+    """A norm ``name(weight, variance_epsilon)``, ``weight * x / rms``."""
+    return _replace(
+        f"{module}:{name}.forward",
+        "norm_layer:rms_norm_forward",
+        reason="exact mean of squares",
+        consequence="the mean's order depends on the width's vectorisation",
+        **fields,
+    )
+
+
+def attention(module: str, name: str, **fields: Any) -> Patch:
+    """Grouped-query attention with ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``.
+
+    Norms of queries and keys, biases of the projections and a rotation of a part
+    of each head are read off the module and its configuration.
+    """
+    return _replace(
+        f"{module}:{name}.forward",
+        "attention_layer:attention_forward",
+        reason="exact projections and attention; rotation in float32 from position ids",
+        consequence="bits change with padding, packing and micro-batch size; FSDP2 casts "
+        "cosines and sines to bf16",
+        **fields,
+    )
+
+
+def gated_mlp(module: str, name: str, **fields: Any) -> Patch:
+    """A feed-forward layer with ``gate_proj``, ``up_proj`` and ``down_proj``."""
+    return _replace(
+        f"{module}:{name}.forward",
+        "mlp_layer:gated_mlp_forward",
+        reason="exact products, the rollout's roundings, slices of the down projection as a tree",
+        consequence="every token's log-probability differs from the rollout",
+        **fields,
+    )
+
+
+def softmax_router(module: str, name: str, **fields: Any) -> Patch:
+    """A softmax top-k router with ``weight``, ``top_k`` and ``norm_topk_prob``."""
+    return _replace(
+        f"{module}:{name}.forward",
+        "expert_layers:softmax_router_forward",
+        reason="float32 router logits, stable ties, weights kept in float32",
+        consequence="near ties choose other experts than the rollout did",
+        **fields,
+    )
+
+
+def experts(module: str, name: str, **fields: Any) -> Patch:
+    """Stacked experts ``gate_up_proj`` ``[E, 2F, H]`` and ``down_proj`` ``[E, H, F]``."""
+    return _replace(
+        f"{module}:{name}.forward",
+        "expert_layers:experts_forward",
+        reason="the rollout's roundings and order of combination",
+        consequence="every token's log-probability differs from the rollout",
+        **fields,
+    )
+
+
+def causal_lm(module: str, name: str, *, output: str = "dense", **fields: Any) -> Patch:
+    """The causal model: logits in float32, losses and output as in transformers.
+
+    Args:
+        module: Of the class.
+        name: The class.
+        output: ``"dense"``, ``"moe"`` (mixture of experts without a router loss in its
+            signature) or ``"router_loss"``.
+        fields: Further fields of the patch.
+    """
+    return _replace(
+        f"{module}:{name}.forward",
+        f"output_layer:{output}_forward",
+        reason="float32 logits from the exact product",
+        consequence="bf16 logits: every log-probability differs",
+        **{"until": "transformers has a float32 output layer for this model", **fields},
+    )
+
+
+def decoder(module: str, family: str, **fields: Any) -> tuple[Patch, ...]:
+    """Norm and attention of ``{family}RMSNorm`` and ``{family}Attention``."""
+    return (
+        rms_norm(module, f"{family}RMSNorm", **fields),
+        attention(module, f"{family}Attention", **fields),
+    )
+
+
+def dense(module: str, family: str, **fields: Any) -> tuple[Patch, ...]:
+    """Everything of a dense model whose classes begin with ``family``."""
+    return (
+        *decoder(module, family, **fields),
+        gated_mlp(module, f"{family}MLP", **fields),
+        causal_lm(module, f"{family}ForCausalLM", **fields),
+    )
+
+
+def softmax_moe(module: str, family: str, **fields: Any) -> tuple[Patch, ...]:
+    """Everything of a model of softmax-routed experts whose classes begin with ``family``."""
+    return (
+        *decoder(module, family, **fields),
+        softmax_router(module, f"{family}TopKRouter", **fields),
+        experts(module, f"{family}Experts", **fields),
+        causal_lm(module, f"{family}ForCausalLM", output="router_loss", **fields),
+    )
