@@ -14,6 +14,7 @@ from importlib import import_module
 COMMANDS: dict[str, tuple[str, str]] = {
     "audit": ("audit", "what a project patches, and what an upgrade does to each patch"),
     "adopt": ("adopt", "a skeleton adapter out of a project's patches"),
+    "conformance": ("conformance", "everything that stands behind an adapter's certificate"),
     "check": ("check", "the whole plan of an adapter, against what is installed"),
     "diff": ("diff", "how symbols fare from one version of a package to another"),
     "matrix": ("matrix", "which versions an adapter is ready for"),

@@ -13,12 +13,13 @@ processes of its own.
 
 from __future__ import annotations
 
-from patchkit.kit._result import StageResult
+from patchkit.kit._result import ConformanceFailedError, StageResult
 from patchkit.kit._stages import STAGES, SuiteSettings, run_stage, run_suite
 from patchkit.kit._suite import adapter_suite
 
 __all__ = [
     "STAGES",
+    "ConformanceFailedError",
     "StageResult",
     "SuiteSettings",
     "adapter_suite",

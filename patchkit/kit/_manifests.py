@@ -67,9 +67,7 @@ def _judged(
         )
 
 
-def _stored(
-    adapter: Adapter, requirement: Requirement, manifest: Manifest
-) -> Iterator[Violation]:
+def _stored(adapter: Adapter, requirement: Requirement, manifest: Manifest) -> Iterator[Violation]:
     symbol = requirement.symbol
     facts = find_facts(symbol)
     if facts is None:

@@ -52,7 +52,9 @@ class StageResult:
             ConformanceFailedError: The stage failed.
         """
         if self.status == "failed":
-            raise ConformanceFailedError(f"conformance stage {self.stage!r} failed", self.violations)
+            raise ConformanceFailedError(
+                f"conformance stage {self.stage!r} failed", self.violations
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

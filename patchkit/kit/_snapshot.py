@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from types import BuiltinFunctionType, FunctionType
 
-_HELD = (FunctionType, BuiltinFunctionType, classmethod, staticmethod, property)
+_HELD = (FunctionType, BuiltinFunctionType, classmethod, staticmethod, property, type)
 
 # (module or class, attribute) -> identity of the object and of the code behind it.
 Snapshot = dict[tuple[str, str], tuple[int, int]]
@@ -43,7 +43,7 @@ def changed(before: Snapshot, after: Snapshot) -> list[str]:
 
 
 def _counts(value: object) -> bool:
-    return isinstance(value, _HELD) or isinstance(value, type)
+    return isinstance(value, _HELD)
 
 
 def _identity(value: object) -> tuple[int, int]:

@@ -160,9 +160,7 @@ def run_stage(name: str, settings: SuiteSettings) -> StageResult:
     return result(status, violations=violations, figures=outcome.figures)
 
 
-def run_suite(
-    settings: SuiteSettings, stages: Iterable[str] = ()
-) -> Iterator[StageResult]:
+def run_suite(settings: SuiteSettings, stages: Iterable[str] = ()) -> Iterator[StageResult]:
     """Run stages in order, all of them where none is named; yields each as it ends."""
     for name in stages or STAGES:
         yield run_stage(name, settings)
