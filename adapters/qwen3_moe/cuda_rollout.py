@@ -1,4 +1,4 @@
-"""Rollout side on CUDA: what the ``vllm_bi`` profiles replace in vLLM.
+"""Rollout side on CUDA: what the ``vllm_bi`` profiles and ``tp_independent`` replace in vLLM.
 
 Everything that the trainer relies on sits behind a ``torch.library`` operator:
 inductor fuses what it can see, and a fused add is not rounded in between.
@@ -6,12 +6,16 @@ inductor fuses what it can see, and a fused add is not rounded in between.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from patchkit.providers.cuda import add_rms_norm_forward, rms_norm_forward
-from patchkit.providers.cuda.experts import tile_for
-from patchkit.providers.cuda.linear import linear_forward
+from patchkit.providers.cuda.experts import expert_outputs, tile_for
+from patchkit.providers.cuda.linear import linear_forward, slice_products
+from patchkit.providers.cuda.sums import SLICES, partial_sum, rounded, whole_sum
+from patchkit_adapters.qwen3_moe.coverage import UncoveredLayerError
 
 
 @torch.library.custom_op("patchkit_cuda::rms_norm", mutates_args=())
@@ -42,6 +46,36 @@ def _linear(x: Tensor, weight: Tensor) -> Tensor:
 @_linear.register_fake
 def _(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[0]))
+
+
+@torch.library.custom_op("patchkit_cuda::row_linear", mutates_args=())
+def _row_linear(x: Tensor, weight: Tensor, slices: int) -> Tensor:
+    return whole_sum(slice_products(x, weight, slices=slices))
+
+
+@_row_linear.register_fake
+def _(x: Tensor, weight: Tensor, slices: int) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]))
+
+
+@torch.library.custom_op("patchkit_cuda::row_linear_part", mutates_args=())
+def _row_linear_part(x: Tensor, weight: Tensor, slices: int) -> Tensor:
+    return partial_sum(slice_products(x, weight, slices=slices))
+
+
+@_row_linear_part.register_fake
+def _(x: Tensor, weight: Tensor, slices: int) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float64)
+
+
+@torch.library.custom_op("patchkit_cuda::rounded", mutates_args=())
+def _rounded(total: Tensor) -> Tensor:
+    return rounded(total)
+
+
+@_rounded.register_fake
+def _(total: Tensor) -> Tensor:
+    return total.new_empty(total.shape, dtype=torch.bfloat16)
 
 
 def rms_norm(
@@ -85,3 +119,87 @@ def expert_tile(
             "not covered by adapter qwen3_moe; run this model without the adapter"
         )
     return tile_for(M, E, N)
+
+
+# --- the same bits at any tensor- and expert-parallel size -----------------------
+
+
+def row_parallel_forward(self: Any, input_: Tensor) -> Tensor | tuple[Tensor, None]:
+    """``RowParallelLinear.forward``: slices of K added exactly, over all ranks."""
+    from vllm.distributed import tensor_model_parallel_all_reduce
+
+    wrong: dict[str, tuple[Any, Any]] = {}
+    if SLICES % self.tp_size:
+        wrong["tensor_parallel_size"] = (self.tp_size, f"a divisor of {SLICES}")
+    if self.bias is not None:
+        wrong["bias"] = ("a bias", None)
+    if not (self.input_is_parallel and self.reduce_results):
+        wrong["input_is_parallel, reduce_results"] = (
+            (self.input_is_parallel, self.reduce_results), (True, True)
+        )  # fmt: skip
+    if input_.dtype != torch.bfloat16 or self.weight.dtype != torch.bfloat16:
+        wrong["dtype"] = ((input_.dtype, self.weight.dtype), torch.bfloat16)
+    if wrong:
+        raise UncoveredLayerError("RowParallelLinear", wrong)
+    flat = input_.reshape(-1, input_.shape[-1])
+    slices = SLICES // self.tp_size
+    if self.tp_size == 1:
+        output = torch.ops.patchkit_cuda.row_linear(flat, self.weight, slices)
+    else:
+        part = torch.ops.patchkit_cuda.row_linear_part(flat, self.weight, slices)
+        output = torch.ops.patchkit_cuda.rounded(tensor_model_parallel_all_reduce(part))
+    output = output.reshape(*input_.shape[:-1], self.weight.shape[0])
+    return (output, None) if self.return_bias else output
+
+
+def experts_apply(
+    self: Any,
+    layer: Any,
+    x: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    shared_experts: Any,
+    shared_experts_input: Tensor | None,
+) -> Tensor:
+    """``UnquantizedFusedMoEMethod.apply``: outputs of experts added exactly, over all ranks.
+
+    Runs inside vLLM's opaque operator, the all-reduce too: what leaves it is rounded.
+    """
+    from vllm.distributed import tensor_model_parallel_all_reduce
+
+    config = self.moe
+    wrong: dict[str, tuple[Any, Any]] = {}
+    if SLICES % config.tp_size:
+        wrong["tensor_parallel_size"] = (config.tp_size, f"a divisor of {SLICES}")
+    for name, found, expected in (
+        ("activation", layer.activation.value, "silu"),
+        ("apply_router_weight_on_input", layer.apply_router_weight_on_input, False),
+        ("has_bias", config.has_bias, False),
+        ("shared_experts", shared_experts, None),
+        ("data_parallel_size", config.dp_size, 1),
+        ("is_sequence_parallel", config.is_sequence_parallel, False),
+        ("dtype", x.dtype, torch.bfloat16),
+    ):
+        if found != expected:
+            wrong[name] = (found, expected)
+    if wrong:
+        raise UncoveredLayerError("UnquantizedFusedMoEMethod", wrong)
+    each, _ = expert_outputs(
+        x.contiguous(),
+        topk_ids,
+        topk_weights,
+        layer.w13_weight,
+        layer.w2_weight,
+        # With expert parallelism a rank holds whole experts: all of their slices.
+        slices=SLICES // config.tp_size,
+        experts=layer.global_num_experts,
+        expert_map=layer.expert_map,
+    )
+    if config.tp_size * config.ep_size == 1:
+        return whole_sum(each)
+    return rounded(tensor_model_parallel_all_reduce(partial_sum(each)))
+
+
+def added_already(self: Any, states: Tensor, trunc_size: int | None) -> Tensor:
+    """``MoERunner._maybe_reduce_final_output``: :func:`experts_apply` has added the ranks."""
+    return states[..., :trunc_size] if trunc_size is not None else states

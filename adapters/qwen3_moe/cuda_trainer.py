@@ -27,6 +27,7 @@ from patchkit.providers import cuda
 _PACKING = "patchkit_packing"
 
 _topology = cuda.RolloutTopology()
+_ANY = cuda.AnyTopology()
 _topology_lock = threading.Lock()
 
 
@@ -34,7 +35,7 @@ def match_rollout(*, tensor_parallel: int = 1, expert_parallel: bool = False) ->
     """Say which topology of the rollout engine this process is to match.
 
     Call it once, before the first forward. What was computed before keeps its
-    topology through its backward.
+    topology through its backward. Under ``tp_independent`` there is nothing to say.
     """
     global _topology
     topology = cuda.RolloutTopology(
@@ -82,6 +83,29 @@ def attention_forward(
     ``position_embeddings`` is not read: the engine rounds its table from float32
     on its own, and so does :func:`patchkit.providers.cuda.cos_sin_table`.
     """
+    return _attention(self, hidden_states, attention_mask, past_key_values, _topology, kwargs)
+
+
+def attention_forward_any(
+    self: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None,
+    past_key_values: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The same for a rollout of any topology."""
+    return _attention(self, hidden_states, attention_mask, past_key_values, _ANY, kwargs)
+
+
+def _attention(
+    self: Any,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None,
+    past_key_values: Any,
+    topology: cuda.RolloutTopology | cuda.AnyTopology,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, None]:
     position_ids = kwargs.get("position_ids")
     wrong: dict[str, tuple[Any, Any]] = {}
     if past_key_values is not None:
@@ -130,7 +154,7 @@ def attention_forward(
         scale=self.scaling,
     )
     attended = packing.scatter(attended, tokens).reshape(tokens, -1)
-    output = cuda.linear(attended, self.o_proj.weight, slices=_topology.tensor_parallel)
+    output = cuda.linear(attended, self.o_proj.weight, slices=topology.slices, exact=topology.exact)
     return output.view(batch, length, -1), None
 
 
@@ -145,13 +169,30 @@ def experts_forward(
     self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
     """``Qwen3MoeExperts.forward``: the engine's grouped kernel, for the matched topology."""
+    return _experts(self, hidden_states, top_k_index, top_k_weights, _topology)
+
+
+def experts_forward_any(
+    self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """The same for a rollout of any topology."""
+    return _experts(self, hidden_states, top_k_index, top_k_weights, _ANY)
+
+
+def _experts(
+    self: Any,
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+    topology: cuda.RolloutTopology | cuda.AnyTopology,
+) -> Tensor:
     return cuda.experts(
         hidden_states.contiguous(),
         top_k_index,
         top_k_weights,
         self.gate_up_proj,
         self.down_proj,
-        _topology,
+        topology,
     )
 
 

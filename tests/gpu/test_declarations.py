@@ -46,7 +46,7 @@ def test_the_versions_that_were_measured_are_reviewed(package: str, version: str
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize("profile", ["vllm_bi", "vllm_bi_fast"])
+@pytest.mark.parametrize("profile", ["vllm_bi", "vllm_bi_fast", "tp_independent"])
 def test_another_vllm_is_refused(profile: str) -> None:
     import vllm
 
