@@ -18,6 +18,7 @@ from patchkit_adapters.qwen3_moe.cuda import CUDA_ROLLOUT, CUDA_TRAINER
 
 _HERE = Path(__file__).parent
 _HF = "transformers.models.qwen3_moe.modeling_qwen3_moe"
+_VLLM = "vllm.model_executor.models.qwen3_moe:Qwen3Moe"
 
 adapter = Adapter(
     name="qwen3_moe",
@@ -35,6 +36,13 @@ adapter = Adapter(
         "transformers.models.qwen3_moe.modeling_qwen3_moe:Qwen3MoeSparseMoeBlock.forward",
         "transformers.models.qwen3_moe.modeling_qwen3_moe:Qwen3MoeModel.forward",
     ),
+    modules=vllm_cpu.DECODER_MODULES
+    + vllm_cpu.EXPERT_MODULES
+    + vllm_cpu.stock(
+        *(_VLLM + name for name in ("ForCausalLM", "Model", "DecoderLayer", "Attention")),
+        _VLLM + "SparseMoeBlock",
+    )
+    + hf.softmax_moe_modules(_HF, "Qwen3Moe"),
     reviewed=_HERE / "reviewed.json",
     profiles=_HERE / "profiles",
     default_profile="cpu_tree",

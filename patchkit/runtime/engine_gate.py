@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from patchkit.errors import Violation, ViolationsError
 from patchkit.runtime.profile import ANY_MODEL, Profile, ProfileContent
-from patchkit.runtime.sync import BACKEND
+from patchkit.runtime.sync import BACKENDS
 
 __all__ = [
     "RULES",
@@ -291,7 +291,7 @@ RULES: tuple[EngineRule, ...] = (
     _same(
         "weight_transfer_config.backend",
         "weights.path",
-        lambda c: BACKEND,
+        lambda c: BACKENDS[c.weights.path],
         "weights would arrive without receipts",
     ),
 )

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from patchkit.errors import ConfigurationError, Violation, ViolationsError
 from patchkit.runtime.canonical import digest_of
-from patchkit.runtime.sync import BACKEND
+from patchkit.runtime.sync import BACKENDS
 from patchkit.runtime.tomllines import find_line, key_lines
 
 if sys.version_info >= (3, 11):
@@ -168,12 +168,13 @@ class Weights(_Section):
     """How new weights arrive.
 
     Attributes:
-        path: Transport.
+        path: Transport: ``files`` that every worker can read, or ``ipc``: the memory of
+            trainer ranks on the workers' own accelerators.
         receipts: Whether loaded weights are digested and compared.
         caches: How entries of older weights are kept from being hit.
     """
 
-    path: Literal["files"]
+    path: Literal["files", "ipc"]
     receipts: Literal["off", "log", "enforce"]
     caches: Literal["reset", "salt"]
 
@@ -287,7 +288,7 @@ class Profile:
             "async_scheduling": e.async_scheduling,
             "disable_cascade_attn": not e.cascade_attention,
             "enforce_eager": e.enforce_eager,
-            "weight_transfer_config": {"backend": BACKEND},
+            "weight_transfer_config": {"backend": BACKENDS[c.weights.path]},
         }
         if e.head_dtype != "model":
             arguments["hf_overrides"] = {"head_dtype": e.head_dtype}

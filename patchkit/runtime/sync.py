@@ -5,6 +5,7 @@
     sync = WeightSync(llm, weight_map=adapter.weight_map)
     sync.begin(trainer_receipt)                       # version 0: what was loaded at start
     sync.update(1, ["step1.safetensors"], trainer_receipt)
+    sync.update_from(2, parts, trainer_receipt)       # device memory: patchkit.runtime.sharing
 
 What can be refused is refused before anything changes (a version delivered
 twice or out of order, requests under way, a cache that cannot be reset, a missing
@@ -17,7 +18,7 @@ and the caches are known to be empty does the version change.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,8 @@ from patchkit.runtime.weights import Piece, Receipt, compare_receipts, parameter
 
 __all__ = [
     "BACKEND",
+    "BACKENDS",
+    "IPC_BACKEND",
     "Caches",
     "Mode",
     "SyncRecord",
@@ -39,6 +42,15 @@ __all__ = [
 ]
 
 BACKEND = "patchkit_file"
+IPC_BACKEND = "patchkit_ipc"
+
+# By the profile's ``weights.path``.
+BACKENDS: Mapping[str, str] = {"files": BACKEND, "ipc": IPC_BACKEND}
+
+_IMPLEMENTED = {
+    BACKEND: ("patchkit.runtime.transfer", "FileWeightTransfer"),
+    IPC_BACKEND: ("patchkit.runtime.shared_transfer", "SharedWeightTransfer"),
+}
 
 Mode = Literal["off", "log", "enforce"]
 Caches = Literal["reset", "salt"]
@@ -118,19 +130,18 @@ class SyncRecord:
 
 
 def register_backend() -> None:
-    """Enter :data:`BACKEND` into vLLM's registry, in this process, once.
+    """Enter :data:`BACKENDS` into vLLM's registry, in this process, once.
 
     Every process that runs a worker needs it before its engine is built; the
     rollout plugin does it there.
     """
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    if BACKEND not in _registered:
-        # An entry that is not ours makes vLLM refuse this, as it should.
-        WeightTransferEngineFactory.register_engine(
-            BACKEND, "patchkit.runtime.transfer", "FileWeightTransfer"
-        )
-        _registered.add(BACKEND)
+    for name, implementation in _IMPLEMENTED.items():
+        if name not in _registered:
+            # An entry that is not ours makes vLLM refuse this, as it should.
+            WeightTransferEngineFactory.register_engine(name, *implementation)
+            _registered.add(name)
 
 
 _registered: set[str] = set()
@@ -200,12 +211,20 @@ class WeightSync:
         """What requests of this version put into ``cache_salt``."""
         return f"patchkit-policy-{self.state.version}"
 
-    def begin(self, trainer: Receipt | None = None, *, version: int = 0) -> SyncRecord:
+    def begin(
+        self,
+        trainer: Receipt | None = None,
+        *,
+        version: int = 0,
+        parts: Iterable[Mapping[str, Any]] | None = None,
+    ) -> SyncRecord:
         """Adopt the weights that the engine was started with as ``version``.
 
         Args:
             trainer: The trainer's receipt of the same checkpoint, to compare with.
             version: Its policy version.
+            parts: Weights to load first, as in :meth:`update_from`, into an engine that
+                was started without any (``load_format="dummy"``).
         """
         self.state.require_usable("beginning weight synchronisation")
         if self.state.version is not None:
@@ -223,7 +242,11 @@ class WeightSync:
             clock = _Clock()
             self._engine.init_weight_transfer_engine({"init_info": {}})
             clock("init")
+            if parts is not None:
+                self._load(parts, clock)
             workers, _, violations = self._receipts(version, trainer, (), clock, received=False)
+            if parts is not None:
+                self._reset_caches(version)
             self._commit(version, clock)
         return self._record(None, trainer, workers, (), violations, clock)
 
@@ -244,8 +267,38 @@ class WeightSync:
             WeightUpdateRefusedError: Nothing has changed.
             WeightSyncError: The engine is poisoned.
         """
-        self.state.require_usable(f"the update to policy version {version}")
         paths = [Path(f) for f in ([files] if isinstance(files, str | Path) else files)]
+        info = {
+            "paths": [str(p.absolute()) for p in paths],
+            "version": version,
+            "receipt": self.mode != "off",
+        }
+        return self._update(version, [info], trainer, paths)
+
+    def update_from(
+        self,
+        version: int,
+        parts: Iterable[Mapping[str, Any]],
+        trainer: Receipt | None = None,
+    ) -> SyncRecord:
+        """The same for a backend that takes something else than files.
+
+        Args:
+            version: As in :meth:`update`, like the receipt and the errors.
+            parts: What the engine's backend takes as ``update_info``, one after the
+                other; asked for only once nothing was refused.
+            trainer: The trainer's receipt.
+        """
+        return self._update(version, parts, trainer, None)
+
+    def _update(
+        self,
+        version: int,
+        parts: Iterable[Mapping[str, Any]],
+        trainer: Receipt | None,
+        paths: Sequence[Path] | None,
+    ) -> SyncRecord:
+        self.state.require_usable(f"the update to policy version {version}")
         refused = list(self._refusals(version, paths, trainer))
         if refused:
             raise WeightUpdateRefusedError(
@@ -256,20 +309,9 @@ class WeightSync:
         self.state.updating = version
         with self._poisoning(version, "the update"), self._paused():
             clock = _Clock()
-            self._engine.start_weight_update()
-            clock("start")
-            info = {
-                "paths": [str(p.absolute()) for p in paths],
-                "version": version,
-                "receipt": self.mode != "off",
-            }
-            self._engine.update_weights({"update_info": info})
-            clock("load")
-            # Not yet: the label is part of the commit.
-            self._engine.finish_weight_update()
-            clock("finish")
+            self._load(parts, clock)
             workers, received, violations = self._receipts(
-                version, trainer, paths, clock, received=True
+                version, trainer, paths or (), clock, received=True
             )
             self._reset_caches(version)
             clock("reset")
@@ -278,8 +320,18 @@ class WeightSync:
 
     # -- stages ------------------------------------------------------------------------
 
+    def _load(self, parts: Iterable[Mapping[str, Any]], clock: _Clock) -> None:
+        self._engine.start_weight_update()
+        clock("start")
+        for info in parts:
+            self._engine.update_weights({"update_info": dict(info)})
+        clock("load")
+        # Not yet: the label is part of the commit.
+        self._engine.finish_weight_update()
+        clock("finish")
+
     def _refusals(
-        self, version: int, paths: Sequence[Path], trainer: Receipt | None
+        self, version: int, paths: Sequence[Path] | None, trainer: Receipt | None
     ) -> Iterator[Violation]:
         current = self.state.version
         if current is None:
@@ -294,9 +346,9 @@ class WeightSync:
                 version,
                 remedy="deliver each version once, in increasing order",
             )
-        if not paths:
+        if paths is not None and not paths:
             yield _violation("files", "nothing to deliver", "at least one file", "none")
-        for path in paths:
+        for path in paths or ():
             if not path.is_file():
                 yield _violation(str(path), "no such file", "a safetensors file", "nothing")
         if self.mode == "enforce" and trainer is None:
