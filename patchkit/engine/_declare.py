@@ -144,7 +144,8 @@ class Adapter:
         rollout: Patches of the inference engine's process, in order.
         trainer: Patches of the training process, in order; they act inside
             ``exact_context()`` only.
-        relies_on: Symbols that are not patched but must be as reviewed.
+        relies_on: Symbols that are not patched but must be as reviewed, on the side
+            whose patches are for their package (on both, if neither's are).
         reviewed: The reviewed digests, ``reviewed.json`` or its content. With
             None nothing counts as reviewed, and every output says so.
         profiles: The folder with the adapter's profiles.
@@ -202,6 +203,17 @@ class Adapter:
         if side not in SIDES:
             raise DeclarationError(f"side {side!r}", ['it is neither "rollout" nor "trainer"'])
         return self.rollout if side == "rollout" else self.trainer
+
+    def relied_on(self, side: str) -> tuple[str, ...]:
+        """What of ``relies_on`` concerns one side.
+
+        A trainer's machine need not have the inference engine installed, nor in the
+        version that its rollout runs.
+        """
+        ours = {Symbol.parse(patch.symbol).package for patch in self.patches(side)}
+        either = {Symbol.parse(p.symbol).package for s in SIDES for p in self.patches(s)}
+        packages = {symbol: Symbol.parse(symbol).package for symbol in self.relies_on}
+        return tuple(s for s, p in packages.items() if p in ours or p not in either)
 
     @property
     def profile_names(self) -> tuple[str, ...]:

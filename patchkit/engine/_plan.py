@@ -207,7 +207,7 @@ def _make(
     switch = Switch(adapter.name) if side == "trainer" else None
     _declared_well(adapter, side, applying, skipped, review)
     planned = prepare(applying, review, switch)
-    for symbol in adapter.relies_on:
+    for symbol in adapter.relied_on(side):
         review.judge(symbol)
     for symbol in set(accept) - set(review.unreviewed):
         review.violations.append(

@@ -22,18 +22,27 @@ from patchkit.engine import Patch, State, trainer_switch
 _HERE = "patchkit.parity.checkpointing:"
 _VERSIONS = ">=2.11,<2.15"
 
-CHECKPOINT_PATCHES = (
-    Patch(
-        symbol="torch.utils.checkpoint:_checkpoint_without_reentrant_generator",
+
+def _non_reentrant(function: str, factory: str, versions: str) -> Patch:
+    return Patch(
+        symbol=f"torch.utils.checkpoint:{function}",
         action="wrap",
-        replacement=_HERE + "bind_non_reentrant",
-        versions=_VERSIONS,
+        replacement=_HERE + factory,
+        versions=versions,
         reason="the recompute of non-reentrant checkpointing runs in the forward's state",
         consequence="backward outside exact_context() recomputes with stock operators: "
         "CheckpointError, or the gradient of another function",
         until="torch restores context variables in the recompute",
         required=False,
         always=True,
+    )
+
+
+CHECKPOINT_PATCHES = (
+    # From 2.14 on the generator of this name only passes its arguments on.
+    _non_reentrant("_checkpoint_without_reentrant_generator", "bind_non_reentrant", ">=2.11,<2.14"),
+    _non_reentrant(
+        "_checkpoint_without_reentrant_generator_impl", "bind_non_reentrant_impl", ">=2.14,<2.15"
     ),
     Patch(
         symbol="torch.utils.checkpoint:CheckpointFunction.forward",
@@ -95,6 +104,37 @@ def bind_non_reentrant(original: Any) -> Any:
         )
 
     return _checkpoint_without_reentrant_generator
+
+
+def bind_non_reentrant_impl(original: Any) -> Any:
+    """Factory for ``_checkpoint_without_reentrant_generator_impl`` of torch 2.14 and later."""
+    from torch.utils.checkpoint import _DEFAULT_DETERMINISM_MODE, noop_context_fn
+
+    def _checkpoint_without_reentrant_generator_impl(  # type: ignore[no-untyped-def]
+        fn,
+        args,
+        kwargs,
+        *,
+        preserve_rng_state=True,
+        context_fn=noop_context_fn,
+        determinism_check=_DEFAULT_DETERMINISM_MODE,
+        debug=False,
+        early_stop=True,
+        respect_saved_tensors_hooks=None,
+    ):
+        yield from original(
+            _in_state(fn, forward_state()),
+            args,
+            kwargs,
+            preserve_rng_state=preserve_rng_state,
+            context_fn=context_fn,
+            determinism_check=determinism_check,
+            debug=debug,
+            early_stop=early_stop,
+            respect_saved_tensors_hooks=respect_saved_tensors_hooks,
+        )
+
+    return _checkpoint_without_reentrant_generator_impl
 
 
 def bind_reentrant(original: Any) -> Any:

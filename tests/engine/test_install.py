@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from patchkit.engine import Installation, Value, install, installations
+from patchkit.engine import Adapter, Installation, Value, install, installations
 from patchkit.engine._inert import MISSING
 from patchkit.engine.errors import AlreadyInstalledError, PreflightError, ProcessBoundError
 
@@ -279,6 +279,25 @@ def test_reviewed_digests_gate_the_installation(mk: Toys) -> None:
         assert inst.manifest.as_dict()["reviewed"] is False
     with pytest.raises(PreflightError, match=r"digest accepted for it .* is another one"):
         install(drifted, "rollout", accept={symbol: "1234"})
+
+
+def test_relied_on_symbols_concern_the_side_that_patches_their_package(mk: Toys) -> None:
+    here = mk("def f(): return 1")
+    nowhere = "engine_of_another_machine:Model.forward"
+    two_sided = Adapter(
+        name="toy",
+        rollout=(patch("engine_of_another_machine:sample", lambda: 2),),
+        trainer=(patch(f"{here.__name__}:f", lambda: 2),),
+        relies_on=(nowhere, f"{here.__name__}:gone"),
+    )
+    with pytest.raises(PreflightError, match=":gone: not there") as refused:
+        install(two_sided, "trainer")
+    assert nowhere not in str(refused.value), "a trainer needs no inference engine"
+    with pytest.raises(PreflightError, match="engine_of_another_machine:Model.forward: not there"):
+        install(two_sided, "rollout")
+    neither = rollout(patch(f"{here.__name__}:f", lambda: 2), relies_on=(nowhere,))
+    with pytest.raises(PreflightError, match="engine_of_another_machine:Model.forward: not there"):
+        install(neither, "rollout")
 
 
 def test_what_is_installed_pickles_and_deep_copies(mk: Toys) -> None:
