@@ -155,7 +155,12 @@ def judge_requirement(
         )
     if finding is not None and finding.kind is Kind.SIGNATURE_BREAKING:
         what = "; ".join(c.text for c in finding.changes if c.kind is Kind.SIGNATURE_BREAKING)
-        return verdict(State.BROKEN, f"{what}: write a replacement of the new signature")
+        if requirement.role == "patch":
+            return verdict(State.BROKEN, f"{what}: write a replacement of the new signature")
+        return verdict(
+            State.BROKEN,
+            f"{what}: change what calls it by the old signature, then `patchkit adapt {adapter}`",
+        )
     accept_hint = f"or, for one run, --accept '{symbol}={facts.digest}'"
     if finding is None:
         reason = "never reviewed"
