@@ -50,4 +50,5 @@ adapter = Adapter(
     covers="patchkit_adapters.qwen3_moe.coverage:check_model",
     logprobs="patchkit.providers:selected_token_logprobs",
     tiny_model="patchkit_adapters.qwen3_moe.tiny:make_tiny_model",
+    operators="patchkit_adapters.qwen3_moe.operators:operators",
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from patchkit.bindings.operators import Operators, Shape
+from collections.abc import Iterator
 
-__all__ = ["REAL", "TINY", "Operators", "Shape"]
+from patchkit.bindings.operators import Operator, Operators, Shape
+
+__all__ = ["REAL", "TINY", "Operators", "Shape", "operators"]
 
 # The demo's model, and Qwen3-30B-A3B.
 TINY = Shape(
@@ -15,3 +17,8 @@ REAL = Shape(
     hidden=2048, moe_width=768, experts=128, top_k=8, vocabulary=151_936,
     heads=32, kv_heads=4, head_size=128, max_position=40_960,
 )  # fmt: skip
+
+
+def operators() -> Iterator[Operator]:
+    """Every operator on the forward path, small."""
+    return Operators(shape=TINY, row_counts=(1, 2, 7, 33)).all(context=70, requests=(70, 1, 33))

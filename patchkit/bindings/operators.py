@@ -34,6 +34,9 @@ _ROPE_BASE = 1e6
 _DRAWN = 16_777_213
 
 
+Operator = RowOperator | AttentionOperator | PagedOperator
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """The sizes of a model that its operators see; 0 where it has no such layer.
@@ -378,9 +381,7 @@ class Operators:
             value=value,
         )
 
-    def all(
-        self, *, context: int, requests: tuple[int, ...]
-    ) -> Iterator[RowOperator | AttentionOperator | PagedOperator]:
+    def all(self, *, context: int, requests: tuple[int, ...]) -> Iterator[Operator]:
         """Every operator on the forward path."""
         shape = self.shape
         attention_width = shape.heads * shape.head_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -27,6 +28,13 @@ def demo(
     ranks: Annotated[int, typer.Option(min=1, help="FSDP2 ranks of the trainer.")] = 2,
     sequences: Annotated[int, typer.Option(min=2, help="Sequences sampled per phase.")] = 64,
     seed: Annotated[int, typer.Option(help="Of weights, prompts and sampling.")] = 0,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A setting of the tiny model, as in its config.json: NAME=JSON; repeatable.",
+            metavar="NAME=JSON",
+        ),
+    ] = None,
     stock: Annotated[bool, typer.Option(help="Score the tokens with the stock pair, too.")] = True,
     runs: Annotated[Path, typer.Option(help="Folder for models, logs and artifacts.")] = Path(
         "runs"
@@ -51,6 +59,7 @@ def demo(
                 sequences=sequences,
                 seed=seed,
                 stock=stock,
+                model_changes=_settings(setting or []),
             ),
             observe,
         )
@@ -73,6 +82,22 @@ def demo(
         _print(result, total)
     if not exact(result):
         raise typer.Exit(1)
+
+
+def _settings(options: list[str]) -> dict[str, object]:
+    """``["tie_word_embeddings=true"]`` to ``{"tie_word_embeddings": True}``."""
+    found: dict[str, object] = {}
+    for option in options:
+        name, separator, value = option.partition("=")
+        try:
+            found[name] = json.loads(value)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"--setting {option!r}: expected NAME=JSON, as in tie_word_embeddings=true"
+            ) from error
+        if not separator or not name.isidentifier():
+            raise ConfigurationError(f"--setting {option!r}: {name!r} is no setting's name")
+    return found
 
 
 def exact(result: DemoResult) -> bool:

@@ -9,7 +9,7 @@ from patchkit.engine._compiled import (
     patch_set_digest,
     store_evidence,
 )
-from patchkit.engine._declare import FROZEN, NATIVE, Adapter, Patch, Value
+from patchkit.engine._declare import FROZEN, NATIVE, Adapter, Patch, Submodule, Value
 from patchkit.engine._discover import adapter_names, find_adapter
 from patchkit.engine._install import (
     exact_context,
@@ -35,6 +35,7 @@ __all__ = [
     "PlannedPatch",
     "RuntimeManifest",
     "State",
+    "Submodule",
     "Switch",
     "Value",
     "adapter_names",

@@ -15,6 +15,7 @@ from patchkit.symbols import Symbol
 Action = Literal["replace", "wrap", "value", "register", "dispatch"]
 Side = Literal["rollout", "trainer"]
 SIDES: tuple[Side, ...] = get_args(Side)
+Treatment = Literal["exact", "stock", "unused"]
 
 # Written in Patch.accepts_unreachable, these stand for holders without a name.
 NATIVE = "native"  # references from C++ or running frames, counted but not visible
@@ -136,6 +137,47 @@ class Patch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Submodule:
+    """What becomes of one class of a model's submodules on the exact path.
+
+    Attributes:
+        name: ``package.module:Class``, the exact class and no subclass of it.
+        side: Where the model lives.
+        treatment: ``exact``: the adapter's patches compute it. ``stock``: its own code
+            runs, and rounds nothing that the other side does not round alike.
+            ``unused``: nothing on the exact path reads what it would compute.
+        by: For ``exact`` the symbols of the patches, for ``stock`` symbols that the
+            adapter relies on.
+        inside: Classes of the direct parents in which this holds; empty: in any.
+            General classes (``torch.nn.Linear``) are covered by what surrounds them.
+        profiles: Names of the adapter's profiles for which this holds; empty: all.
+        note: What a reader of the coverage table should know.
+    """
+
+    name: str
+    side: Side
+    treatment: Treatment
+    by: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
+    profiles: tuple[str, ...] = ()
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        problems = []
+        for symbol in (self.name, *self.by, *self.inside):
+            Symbol.parse(symbol)
+        if self.side not in SIDES:
+            problems.append(f"side {self.side!r} is none of {', '.join(SIDES)}")
+        if self.treatment not in get_args(Treatment):
+            known = ", ".join(get_args(Treatment))
+            problems.append(f"treatment {self.treatment!r} is none of {known}")
+        if self.treatment == "exact" and not self.by:
+            problems.append("it is exact, but by names no patch that makes it so")
+        if problems:
+            raise DeclarationError(f"the submodule {self.name}", problems)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
     """What one model, or one model-independent change, patches on each side.
 
@@ -162,6 +204,8 @@ class Adapter:
             writes a small checkpoint for demo and conformance.
         operators: Reference to ``operators()``, which yields the operators of the
             forward path, small, for the conformance kit.
+        modules: What becomes of every class of submodule, on both sides. With any
+            declared for a side, a model with another one is refused.
         exercise: Reference to ``exercise(side)``, for an adapter that claims no equal
             log-probabilities: does what the side's patches are for and returns something
             whose ``repr`` shows it.
@@ -183,6 +227,7 @@ class Adapter:
     logprobs: str | None = None
     tiny_model: str | None = None
     operators: str | None = None
+    modules: tuple[Submodule, ...] = ()
     exercise: str | None = None
     doctor: str | None = None
 
@@ -190,13 +235,31 @@ class Adapter:
         problems = []
         if not self.name.isidentifier():
             problems.append(f"the name {self.name!r} is no identifier")
-        for field in ("rollout", "trainer", "relies_on", "manifests", "after"):
+        for field in ("rollout", "trainer", "relies_on", "manifests", "after", "modules"):
             if not isinstance(getattr(self, field), tuple):
                 problems.append(f"{field} is no tuple")
+        problems += self._unknown_treatments()
         if problems:
             raise DeclarationError(f"adapter {self.name!r}", problems)
         for symbol in self.relies_on:
             Symbol.parse(symbol)
+
+    def _unknown_treatments(self) -> list[str]:
+        """Submodules that claim a patch, or a review, which this adapter does not have."""
+        known = {
+            ("exact", side): {patch.symbol for patch in self.patches(side)} for side in SIDES
+        } | {("stock", side): set(self.relies_on) for side in SIDES}
+        return [
+            f"{module.name} ({module.side}) is {module.treatment} by {symbol}, "
+            + (
+                "which it does not patch"
+                if module.treatment == "exact"
+                else "on which it does not rely"
+            )
+            for module in self.modules
+            for symbol in module.by
+            if symbol not in known.get((module.treatment, module.side), ())
+        ]
 
     def patches(self, side: str) -> tuple[Patch, ...]:
         """The patches of one side, in order."""

@@ -73,9 +73,18 @@ class WorkerExtension:
         return read_settings(self.vllm_config)  # type: ignore[attr-defined]
 
     def patchkit_attest(self) -> dict[str, Any]:
-        """Verify the installation now and say what is active in this process."""
-        from patchkit.runtime.attestation import attest
+        """Verify the installation now, and the loaded model, and say what is active here.
 
+        Raises:
+            UncoveredModelError: The model has a submodule that the adapter does not list.
+        """
+        from patchkit.runtime import worker
+        from patchkit.runtime.attestation import attest
+        from patchkit.runtime.coverage import require_covered
+
+        if worker.installation is not None:
+            model = self.model_runner.get_model()  # type: ignore[attr-defined]
+            require_covered(model, worker.installation)
         place = self.patchkit_place()
         rank = place["rank"] + place["dp_rank"] * place["tp_size"] * place["pp_size"]
         return {**attest(role="worker", rank=rank), "place": place, "pid": os.getpid()}

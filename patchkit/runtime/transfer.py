@@ -60,12 +60,16 @@ class FileWeightTransfer(WeightTransferEngine):
 
     received: Receipt | None = None
     received_version: int | None = None
+    _expected: frozenset[str] | set[str] = frozenset()
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
         """Nothing to connect to."""
 
     def start_weight_update(self) -> None:
         self.received = self.received_version = None
+        # Before the reload takes tied parameters apart: a tied output layer gets
+        # nothing of its own, and its embedding's storage back at the end.
+        self._expected = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: FileUpdate) -> None:
@@ -75,14 +79,13 @@ class FileWeightTransfer(WeightTransferEngine):
                 f"received version {self.received_version}; give all files at once"
             )
         digests: list[Receipt] = []
-        expected = {name for name, _ in self.model.named_parameters()}
         loaded = self.model.load_weights(  # type: ignore[operator]
             self._tensors(update_info, digests)
         )
-        if missing := sorted(expected - set(loaded or ())):
+        if missing := sorted(self._expected - set(loaded or ())):
             raise PatchkitError(
                 f"version {update_info.version} is incomplete: nothing was delivered for "
-                f"{len(missing)} of {len(expected)} parameters, {', '.join(missing[:8])}"
+                f"{len(missing)} of {len(self._expected)} parameters, {', '.join(missing[:8])}"
             )
         self.received_version = update_info.version
         if update_info.receipt:
@@ -99,6 +102,11 @@ class FileWeightTransfer(WeightTransferEngine):
 
     def shutdown(self) -> None:
         """Nothing is held."""
+
+    @staticmethod
+    def trainer_send_weights(iterator: Iterator[object], trainer_args: object) -> None:
+        """Abstract until vLLM 0.26. A version is a transaction of ``WeightSync``."""
+        raise PatchkitError("deliver weights with WeightSync.update, which takes receipts")
 
     def _tensors(
         self, update: FileUpdate, digests: list[Receipt]

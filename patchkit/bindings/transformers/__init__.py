@@ -27,16 +27,30 @@ from patchkit.bindings.transformers._declarations import (
     softmax_moe,
     softmax_router,
 )
+from patchkit.bindings.transformers._modules import (
+    activation_inside,
+    decoder_modules,
+    dense_modules,
+    exact,
+    linear_inside,
+    softmax_moe_modules,
+)
 
 __all__ = [
     "PROFILE",
+    "activation_inside",
     "attention",
     "causal_lm",
     "decoder",
+    "decoder_modules",
     "dense",
+    "dense_modules",
+    "exact",
     "experts",
     "gated_mlp",
+    "linear_inside",
     "rms_norm",
     "softmax_moe",
+    "softmax_moe_modules",
     "softmax_router",
 ]

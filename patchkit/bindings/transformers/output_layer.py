@@ -15,6 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast, MoeCausalLMOut
 from transformers.utils.generic import can_return_tuple
 
 from patchkit import providers
+from patchkit.runtime.coverage import require_once
 
 Project = Callable[[Tensor, Tensor], Tensor]
 
@@ -111,6 +112,7 @@ def dense_forward(
     **kwargs: Any,
 ) -> CausalLMOutputWithPast:
     """``ForCausalLM.forward`` of a dense model, with float32 logits from the exact product."""
+    require_once(self)
     outputs = self.model(
         input_ids=input_ids,
         attention_mask=attention_mask,
@@ -144,6 +146,7 @@ def moe_forward(
     **kwargs: Any,
 ) -> MoeCausalLMOutputWithPast:
     """``ForCausalLM.forward`` of a mixture of experts without a router loss."""
+    require_once(self)
     outputs = self.model(
         input_ids=input_ids,
         attention_mask=attention_mask,
@@ -180,6 +183,7 @@ def router_loss_forward(
     **kwargs: Any,
 ) -> MoeCausalLMOutputWithPast:
     """``ForCausalLM.forward`` of a mixture of experts with a load-balancing loss."""
+    require_once(self)
     if output_router_logits is None:
         output_router_logits = self.config.output_router_logits
     outputs = self.model(

@@ -32,6 +32,12 @@ from patchkit.bindings.vllm_cpu._declarations import (
     ROUTER,
     in_profiles,
 )
+from patchkit.bindings.vllm_cpu._modules import (
+    DECODER_MODULES,
+    EXPERT_MODULES,
+    MLP_MODULES,
+    stock,
+)
 
 WEIGHT_MAP = "patchkit.bindings.vllm_cpu.weights:weight_map"
 
@@ -39,13 +45,16 @@ __all__ = [
     "ACTIVATION",
     "ATTENTION",
     "DECODER",
+    "DECODER_MODULES",
     "DENSE",
     "EXPERTS",
     "EXPERTS_OUTPUT",
+    "EXPERT_MODULES",
     "GATE",
     "LINEAR",
     "LM_HEAD",
     "LOGPROBS",
+    "MLP_MODULES",
     "MOE",
     "NORM",
     "PROFILE",
@@ -53,4 +62,5 @@ __all__ = [
     "ROUTER",
     "WEIGHT_MAP",
     "in_profiles",
+    "stock",
 ]
