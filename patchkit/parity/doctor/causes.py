@@ -1,0 +1,609 @@
+"""A guess at the cause, from what the two sides made of equal inputs.
+
+For the first operator that differs everything before it is equal. So each hypothesis
+("epsilon is 1e-5", "cosines are bf16", "the norm reads the unrounded sum") can be
+computed from the recorded inputs, and asked how many rows of either side it explains. A
+cause is named when one hypothesis explains one side and another one the other. Where no
+hypothesis can be computed, the size and the distribution of the difference decide, and
+the text says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchkit.parity.doctor.compare import Cell, Comparison, aligned, ulp
+from patchkit.parity.doctor.recording import HeldTensor, OperatorKey
+
+__all__ = ["KINDS", "Cause", "guess"]
+
+# Kinds of causes, and the sentence that begins an explanation.
+KINDS = {
+    "dtype": "one side rounds to a coarser dtype",
+    "epsilon": "the two sides add another epsilon",
+    "unrounded residual": "one side's norm reads the residual sum before it is rounded",
+    "residual rounding": "the residual sum is rounded in another way",
+    "cos/sin precision": "cosines and sines have another precision",
+    "tie": "experts with equal probabilities are chosen in another order",
+    "choice": "other experts are chosen from equal router logits",
+    "order of combination": "the experts' outputs are added in another order",
+    "order of reduction": "the same sum is taken in another order",
+    "transposed weights": "one side holds the weight transposed",
+    "stale weights": "one side holds the weight of an earlier policy version",
+    "other weights": "the two sides hold other weights",
+    "layout": "the same numbers stand in another order",
+    "stale cache": "attention read other keys and values than this run computed",
+    "scale": "one side's values are the other's times a constant",
+    "formula": "the two sides compute something else",
+    "not measured": "no values were held, so only the place is known",
+}
+
+Fetch = Callable[[OperatorKey], "tuple[HeldTensor, HeldTensor] | None"]
+
+
+Vector = Callable[[OperatorKey], "Tensor | None"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One explanation.
+
+    Attributes:
+        kind: A key of :data:`KINDS`.
+        evidence: What speaks for it, in figures.
+        certain: Computed and found to explain the bits, or read off a digest; otherwise
+            it is told from the size of the difference.
+    """
+
+    kind: str
+    evidence: str
+    certain: bool
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {KINDS[self.kind]} ({self.evidence})"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "means": KINDS[self.kind],
+            "evidence": self.evidence,
+            "certain": self.certain,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """The first difference, with its values and what was computed before it."""
+
+    cell: Cell
+    a: Tensor
+    b: Tensor
+    rows: np.ndarray
+    wrong: Tensor
+    comparison: Comparison
+    config: Mapping[str, Any]
+    fetch: Fetch
+    vector: Vector
+
+    def before(self, *ops: str) -> Tensor | None:
+        """Trainer's values, at these rows, of an operator of the same layer."""
+        for op in ops:
+            values = self.values(OperatorKey(self.cell.key.layer, op))
+            if values is not None:
+                return values
+        return None
+
+    def values(self, key: OperatorKey) -> Tensor | None:
+        held = self.fetch(key)
+        if held is None:
+            return None
+        _, b = held
+        index = {(int(s), int(p)): i for i, (s, p) in enumerate(b.rows)}
+        found = [index.get((int(s), int(p))) for s, p in self.rows]
+        if any(i is None for i in found):
+            return None
+        values = b.values[torch.tensor(found)]
+        # The trainer's value before rounding; what the next operator read is rounded.
+        cell = next((c for c in self.comparison.cells if c.key == key), None)
+        if cell is not None and cell.dtypes[1] == "bfloat16" and values.is_floating_point():
+            values = values.to(torch.bfloat16).float()
+        return values
+
+
+def guess(
+    first: Cell,
+    comparison: Comparison,
+    *,
+    config: Mapping[str, Any],
+    fetch: Fetch,
+    vector: Vector = lambda key: None,
+) -> list[Cause]:
+    """Explanations of the first difference, the likeliest first; never none.
+
+    Args:
+        first: The first operator that differs.
+        comparison: All operators.
+        config: The model's ``config.json``.
+        fetch: Values of an operator on both sides, where they were held.
+        vector: The weight of a norm, which both sides share.
+    """
+    found = list(_weights(first))
+    held = fetch(first.key)
+    if held is None:
+        return found or [
+            Cause(kind="not measured", evidence="hold them with --tensors", certain=False)
+        ]
+    a, b = aligned(*held)
+    rows = _aligned_rows(*held)
+    if a.is_floating_point():
+        a, b = a.float(), b.float()
+        if first.dtypes[1] == "bfloat16":
+            b = b.to(torch.bfloat16).float()
+    case = _Case(
+        cell=first,
+        a=a,
+        b=b,
+        rows=rows,
+        wrong=(a != b).any(-1),
+        comparison=comparison,
+        config=config,
+        fetch=fetch,
+        vector=vector,
+    )
+    if not bool(case.wrong.any()):
+        return found or [
+            Cause(
+                kind="not measured",
+                evidence="the difference did not come back when the values were recorded",
+                certain=False,
+            )
+        ]
+    for rule in _rules(first.key.op):
+        found += list(rule(case))
+    if not any(c.certain for c in found):
+        found = [*_by_size(case), *found] if _only_layout(found) else found
+    return _ranked(found)
+
+
+def _only_layout(causes: list[Cause]) -> bool:
+    return all(c.kind == "layout" for c in causes)
+
+
+def _rules(op: str) -> list[Callable[[_Case], Iterator[Cause]]]:
+    name = op.rsplit(".", 1)[-1]
+    if op.endswith("gate.ids"):
+        return [_choice]
+    if op.endswith("gate.weights"):
+        return [_dtype, _scale]
+    if ".rope." in f".{op}":
+        return [_rotation, _dtype, _layout]
+    if op.endswith(".in"):
+        return [_residual, _dtype]
+    if name.endswith("norm"):
+        return [_norm, _dtype, _layout]
+    if name == "attention":
+        return [_cached, _dtype, _layout]
+    if name in ("experts", "mlp", "feed_forward"):
+        return [_combination, _dtype, _layout]
+    if name == "logprob":
+        return [_log_softmax, _dtype]
+    return [_dtype, _layout, _scale]
+
+
+def _ranked(causes: list[Cause]) -> list[Cause]:
+    kinds = set()
+    kept = []
+    for cause in sorted(causes, key=lambda c: not c.certain):
+        if cause.kind not in kinds:
+            kinds.add(cause.kind)
+            kept.append(cause)
+    return kept
+
+
+def _aligned_rows(a: HeldTensor, b: HeldTensor) -> np.ndarray:
+    names_a, names_b = ((h.rows[:, 0] << 32) | h.rows[:, 1] for h in (a, b))
+    _, at_a, _ = np.intersect1d(names_a, names_b, assume_unique=True, return_indices=True)
+    rows: np.ndarray = a.rows[at_a]
+    return rows
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part:,} of {whole:,}"
+
+
+def _bf16(x: Tensor) -> Tensor:
+    return x.to(torch.bfloat16).float()
+
+
+# -- read off digests ---------------------------------------------------------------------
+
+
+def _weights(cell: Cell) -> Iterator[Cause]:
+    for name, how in cell.weights.items():
+        kind, certain = "other weights", True
+        if how.startswith("the same numbers"):
+            # An engine may pack a weight for its kernels; that alone changes no result.
+            kind, certain = "layout", False
+        elif how == "transposed":
+            kind = "transposed weights"
+        elif how.startswith("stale"):
+            kind = "stale weights"
+        yield Cause(kind=kind, evidence=f"{name}: {how}", certain=certain)
+
+
+# -- told by values -----------------------------------------------------------------------
+
+
+def _dtype(case: _Case) -> Iterator[Cause]:
+    """One side's values are the other's, rounded; or bf16 numbers in a wider dtype."""
+    a, b = case.a, case.b
+    if not a.is_floating_point():
+        return
+    for name, values, other in (("rollout", a, b), ("trainer", b, a)):
+        coarse = _bf16(values) == values
+        if not bool(coarse.all()) or bool((_bf16(other) == other).all()):
+            continue
+        rounded = _bf16(other) == values
+        evidence = f"every value of the {name} is a bf16 number, the other side's are not"
+        if bool(rounded.all()):
+            evidence = f"the {name}'s values are the other side's rounded to bf16, in every row"
+        elif float(rounded.double().mean()) > 0.5:
+            evidence += f"; {float(rounded.double().mean()):.0%} are its rounding"
+        yield Cause(kind="dtype", evidence=evidence, certain=True)
+
+
+def _layout(case: _Case) -> Iterator[Cause]:
+    a, b = case.a[case.wrong], case.b[case.wrong]
+    if torch.equal(a.sort(-1).values, b.sort(-1).values):
+        yield Cause(
+            kind="layout",
+            evidence=f"{_share(len(a), len(a))} differing rows hold the same numbers in "
+            "another order",
+            certain=True,
+        )
+
+
+def _scale(case: _Case) -> Iterator[Cause]:
+    a, b = case.a[case.wrong].double(), case.b[case.wrong].double()
+    factor = float((a * b).sum() / (b * b).sum().clamp_min(1e-300))
+    if abs(factor - 1) > 0.01 and bool(((a - factor * b).abs() <= 1e-2 * b.abs() + 1e-6).all()):
+        yield Cause(
+            kind="scale",
+            evidence=f"the rollout's values are {factor:.4g} times the trainer's",
+            certain=True,
+        )
+
+
+# -- hypotheses ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Explained:
+    """How many rows a hypothesis reproduces, of each side."""
+
+    names: tuple[str, ...]
+    a: int
+    b: int
+
+
+def _explained(
+    case: _Case, hypotheses: Iterator[tuple[tuple[str, ...], Tensor]]
+) -> list[_Explained]:
+    """Asked of the differing rows alone: elsewhere the hypotheses may agree."""
+    a, b = case.a[case.wrong], case.b[case.wrong]
+    found = []
+    for names, values in hypotheses:
+        v = values[case.wrong]
+        # A sum taken in another order may move a value to its neighbour; a row counts
+        # when at most one element in fifty has moved.
+        near = [int(((v != side).double().mean(-1) <= 0.02).sum()) for side in (a, b)]
+        found.append(_Explained(names, *near))
+    return found
+
+
+def _norm(case: _Case) -> Iterator[Cause]:
+    """Epsilon, the sum that the norm reads, and its two roundings."""
+    op, layer = case.cell.key.op, case.cell.key.layer
+    source = case.before(f"{op}.in", *_products(op))
+    if source is None:
+        return
+    weight = case.vector(case.cell.key)
+    if weight is None:
+        return
+    heads = case.a.shape[-1] // weight.shape[-1]
+    sources = {"the rounded sum": source.double()}
+    addends = _addends(case, OperatorKey(layer, f"{op}.in"))
+    if addends is not None:
+        sources["the unrounded sum"] = addends[0].double() + addends[1].double()
+    own = [f.get("eps") for f in case.cell.facts if isinstance(f.get("eps"), float)]
+    epsilons = sorted({*own, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0})
+
+    def hypotheses() -> Iterator[tuple[tuple[str, ...], Tensor]]:
+        for where, x in sources.items():
+            split = x.view(len(x), heads, -1)
+            mean = split.square().mean(-1, keepdim=True)
+            for eps in epsilons:
+                normal = (split * torch.rsqrt(mean + eps)).float()
+                twice = _bf16(_bf16(normal) * weight)
+                once = _bf16(normal * weight)
+                yield (where, f"{eps:g}", "two roundings"), twice.reshape(len(x), -1)
+                yield (where, f"{eps:g}", "one rounding"), once.reshape(len(x), -1)
+
+    best_a, best_b = _best(_explained(case, hypotheses()), int(case.wrong.sum()))
+    if best_a is None or best_b is None:
+        return
+    total = int(case.wrong.sum())
+    told = f"explains {_share(best_a.a, total)} differing rows of the rollout"
+    if best_a.names[1] != best_b.names[1]:
+        yield Cause(
+            kind="epsilon",
+            evidence=f"{best_a.names[1]} {told}, {best_b.names[1]} "
+            f"{_share(best_b.b, total)} of the trainer",
+            certain=True,
+        )
+    if best_a.names[0] != best_b.names[0]:
+        yield Cause(
+            kind="unrounded residual",
+            evidence=f"{best_a.names[0]} {told}, {best_b.names[0]} "
+            f"{_share(best_b.b, total)} of the trainer",
+            certain=True,
+        )
+    if best_a.names[:2] == best_b.names[:2] and best_a.names[2] != best_b.names[2]:
+        yield Cause(
+            kind="dtype",
+            evidence=f"{best_a.names[2]} before and after the weight {told}; "
+            f"{best_b.names[2]} {_share(best_b.b, total)} of the trainer",
+            certain=True,
+        )
+
+
+def _best(found: list[_Explained], total: int) -> tuple[_Explained | None, _Explained | None]:
+    """The hypothesis that explains most of each side; None where none explains nearly all."""
+    enough = 0.9 * total
+    a = max(found, key=lambda e: (e.a, e.b), default=None)
+    b = max(found, key=lambda e: (e.b, e.a), default=None)
+    if a is None or b is None or a.a < enough or b.b < enough:
+        return None, None
+    return a, b
+
+
+def _products(op: str) -> tuple[str, ...]:
+    parent, _, name = op.rpartition(".")
+    dot = f"{parent}." if parent else ""
+    return (f"{dot}{name.removesuffix('_norm')}_proj",) if name.endswith("_norm") else ()
+
+
+def _addends(case: _Case, key: OperatorKey) -> tuple[Tensor, Tensor] | None:
+    """The residual before, and what the block between added to it.
+
+    Accepted only if their rounded sum is what one of the sides has: a model that puts
+    a norm between them is not this case.
+    """
+    cells = case.comparison.cells
+    place = next((i for i, c in enumerate(cells) if c.key == key), None)
+    if place is None:
+        return None
+    width = cells[place].shapes[1]
+    residuals = [c for c in cells[:place] if c.key.op.endswith(".in") and c.shapes[1] == width]
+    blocks = [
+        c for c in cells[:place] if c.shapes[1] == width and not c.key.op.endswith((".in", "norm"))
+    ]
+    if not residuals or not blocks:
+        return None
+    residual, block = case.values(residuals[-1].key), case.values(blocks[-1].key)
+    both = case.values(key)
+    if residual is None or block is None or both is None:
+        return None
+    summed = _bf16(residual + block)
+    agrees = ((summed == both).double().mean(-1) > 0.98).double().mean()
+    return (residual, block) if float(agrees) > 0.9 else None
+
+
+def _residual(case: _Case) -> Iterator[Cause]:
+    """How the residual sum was rounded."""
+    addends = _addends(case, case.cell.key)
+    if addends is None:
+        return
+    total = addends[0].double() + addends[1].double()
+    exact = total.float()
+    truncated = (exact.view(torch.int32) & -65536).view(torch.float32)
+
+    def hypotheses() -> Iterator[tuple[tuple[str, ...], Tensor]]:
+        yield ("rounded to the nearest bf16 number",), _bf16(exact)
+        yield ("cut off after the bits of bf16",), truncated
+        yield ("kept in float32",), exact
+
+    count = int(case.wrong.sum())
+    best_a, best_b = _best(_explained(case, hypotheses()), count)
+    if best_a is not None and best_b is not None and best_a.names != best_b.names:
+        yield Cause(
+            kind="residual rounding",
+            evidence=f"the sum {best_a.names[0]} explains {_share(best_a.a, count)} differing "
+            f"rows of the rollout, {best_b.names[0]} {_share(best_b.b, count)} of the trainer",
+            certain=True,
+        )
+        return
+    yield Cause(
+        kind="residual rounding",
+        evidence=f"equal addends, and sums that differ in {_share(count, len(case.wrong))} rows",
+        certain=False,
+    )
+
+
+def _rotation(case: _Case) -> Iterator[Cause]:
+    """Precision of cosines and sines, for rotations over the whole head in two halves."""
+    op = case.cell.key.op
+    parent, which = op.split(".rope.")
+    x = case.before(f"{parent}.{which}_norm", f"{parent}.{which}_proj")
+    rope = case.config.get("rope_parameters") or case.config.get("rope_scaling") or {}
+    theta = rope.get("rope_theta") or case.config.get("rope_theta")
+    heads = case.config.get("num_attention_heads", 0)
+    size = case.config.get("head_dim") or case.config.get("hidden_size", 0) // max(1, heads)
+    start = torch.from_numpy(case.rows[:, 1] == 0)
+    at_zero = bool((start & case.wrong).any())
+    if x is not None and theta and size and x.shape[-1] % size == 0:
+        count = int(case.wrong.sum())
+        found = _explained(case, _rotations(x, case.rows[:, 1], float(theta), int(size)))
+        best_a, best_b = _best(found, count)
+        if best_a is not None and best_b is not None and best_a.names[0] != best_b.names[0]:
+            yield Cause(
+                kind="cos/sin precision",
+                evidence=f"{best_a.names[0]} cosines explain {_share(best_a.a, count)} differing "
+                f"rows of the rollout, {best_b.names[0]} {_share(best_b.b, count)} of the trainer"
+                + ("" if at_zero else "; at position 0, where they are exact, nothing differs"),
+                certain=True,
+            )
+            return
+        if best_a is not None and best_b is not None and best_a.names[1] != best_b.names[1]:
+            yield Cause(
+                kind="dtype",
+                evidence=f"{best_a.names[1]} explains {_share(best_a.a, count)} differing rows "
+                f"of the rollout, {best_b.names[1]} {_share(best_b.b, count)} of the trainer",
+                certain=True,
+            )
+            return
+    if not at_zero and bool(start.any()):
+        yield Cause(
+            kind="cos/sin precision",
+            evidence="nothing differs at position 0, where cosines and sines are exact",
+            certain=False,
+        )
+
+
+def _rotations(
+    x: Tensor, positions: np.ndarray, theta: float, size: int
+) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    exponent = torch.arange(0, size, 2, dtype=torch.float32) / size
+    angle = torch.from_numpy(positions).float()[:, None] * (1.0 / theta**exponent)[None]
+    halves = x.view(len(x), -1, size)
+    first, second = halves[..., : size // 2], halves[..., size // 2 :]
+    for name, round_table in (("float32", lambda t: t), ("bf16", _bf16)):
+        cos, sin = round_table(angle.cos())[:, None], round_table(angle.sin())[:, None]
+        for how, inner in (
+            ("one rounding", lambda t: t),
+            ("every product rounded to bf16", _bf16),
+        ):
+            turned = torch.cat(
+                [
+                    inner(first * cos) - inner(second * sin),
+                    inner(second * cos) + inner(first * sin),
+                ],
+                -1,
+            )
+            yield (name, how), _bf16(turned).reshape(len(x), -1)
+
+
+def _choice(case: _Case) -> Iterator[Cause]:
+    """Whether the experts exchanged are equally probable."""
+    layer, op = case.cell.key.layer, case.cell.key.op.removesuffix(".ids")
+    logits = case.values(OperatorKey(layer, op))
+    count = int(case.wrong.sum())
+    if logits is None:
+        yield Cause(
+            kind="choice",
+            evidence=f"{_share(count, len(case.wrong))} rows; the router's logits were not held",
+            certain=False,
+        )
+        return
+    exact = near = 0
+    widest = 0.0
+    for row in case.wrong.nonzero()[:, 0].tolist():
+        ours, theirs = set(case.a[row].tolist()), set(case.b[row].tolist())
+        mine = logits[row, sorted(ours - theirs)].sort().values
+        other = logits[row, sorted(theirs - ours)].sort().values
+        if len(mine) != len(other) or not len(mine):
+            continue
+        gap = float((mine.double() - other.double()).abs().max())
+        widest = max(widest, gap)
+        exact += gap == 0
+        near += 0 < gap <= 4 * float(ulp(other, "float32").max())
+    if exact + near >= 0.9 * count:
+        text = f"in {_share(exact, count)} rows the exchanged experts' logits are equal to the bit"
+        if near:
+            text += f", in {near:,} within 4 units of the last place"
+        yield Cause(kind="tie", evidence=text, certain=exact >= 0.9 * count)
+        return
+    yield Cause(
+        kind="choice",
+        evidence=f"{_share(count, len(case.wrong))} rows choose experts whose logits differ by "
+        f"up to {widest:.3g}: another score, bias, group or mask decides",
+        certain=False,
+    )
+
+
+def _combination(case: _Case) -> Iterator[Cause]:
+    """Sums over experts: only the order of few terms, so few elements move, by one step."""
+    if any(not how.startswith("the same numbers") for how in case.cell.weights.values()):
+        return
+    a, b = case.a[case.wrong], case.b[case.wrong]
+    unequal = a != b
+    steps = (a.double() - b.double()).abs() / ulp(b, case.cell.dtypes[1])
+    elements = float(unequal.double().mean())
+    largest = float(steps[unequal].max())
+    if largest > 4:
+        return
+    text = (
+        f"{elements:.1%} of the elements of differing rows moved, by at most {largest:.2g} units "
+        "of the last place; routing, inputs and weights are equal"
+    )
+    yield Cause(kind="order of combination", evidence=text, certain=False)
+
+
+def _cached(case: _Case) -> Iterator[Cause]:
+    """Large differences in sequences whose prefix was not computed in this run."""
+    a, b = case.a[case.wrong], case.b[case.wrong]
+    steps = (a.double() - b.double()).abs() / ulp(b, "bfloat16")
+    large = float((steps > 16).double().mean())
+    keys = [c for c in case.comparison.cells if c.key.layer == case.cell.key.layer]
+    missing = sum(c.unmatched for c in keys if c.key.op.endswith((".rope.k", ".k_proj")))
+    if large > 0.05 and missing:
+        yield Cause(
+            kind="stale cache",
+            evidence=f"{missing:,} rows of keys were not computed on the rollout side but taken "
+            f"from its cache, and {large:.0%} of the differing rows' elements are far apart",
+            certain=False,
+        )
+
+
+def _log_softmax(case: _Case) -> Iterator[Cause]:
+    """From equal logits: computed in bf16, or over another distribution."""
+    difference = (case.a - case.b).double()[case.wrong]
+    yield from _dtype(case)
+    bf16_steps = difference.abs() / ulp(case.b[case.wrong], "bfloat16")
+    if float(difference.abs().max()) > 1e-2 and float(bf16_steps.max()) > 4:
+        one_sided = bool((difference > 0).all() or (difference < 0).all())
+        yield Cause(
+            kind="formula",
+            evidence="equal logits, and log-probabilities that differ by up to "
+            f"{float(difference.abs().max()):.3g}"
+            + (", always in one direction: raw against processed" if one_sided else "")
+            + "; look at logprobs_mode and at the temperature",
+            certain=False,
+        )
+
+
+def _by_size(case: _Case) -> Iterator[Cause]:
+    """Nothing computed explains it: tell from how large the difference is."""
+    if not case.a.is_floating_point():
+        yield Cause(kind="choice", evidence="integers differ", certain=False)
+        return
+    a, b = case.a[case.wrong].double(), case.b[case.wrong].double()
+    unequal = a != b
+    coarse = "bfloat16" if "bfloat16" in case.cell.dtypes else case.cell.dtypes[1]
+    steps = (a - b).abs() / ulp(b.float(), coarse)
+    largest = float(steps[unequal].max())
+    elements = float(unequal.double().mean())
+    told = (
+        f"{elements:.1%} of the elements of differing rows, by at most {largest:.2g} units of "
+        f"the last place of {coarse} at the row's size"
+    )
+    if largest <= 8:
+        yield Cause(kind="order of reduction", evidence=told, certain=False)
+    else:
+        yield Cause(kind="formula", evidence=told, certain=False)
