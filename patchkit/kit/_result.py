@@ -7,12 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from patchkit.errors import PatchkitError, Violation, ViolationsError
+from patchkit.kit.errors import ConformanceFailedError
 
 Status = Literal["passed", "failed", "not applicable"]
-
-
-class ConformanceFailedError(ViolationsError):
-    """A stage of the conformance suite failed; carries everything that it found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,309 @@
+"""A model's forward path, operator by operator, and who covers each on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from patchkit.bindings import settings
+from patchkit.kit._known import LAYERS, MAKERS, maker_of, only_calls
+from patchkit.kit._model import ModelClasses, model_classes
+from patchkit.kit._walk import ClassSource, Walked, walk
+
+Status = Literal["covered", "as it is", "needs you"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One operator, class or setting.
+
+    Attributes:
+        side: "rollout", "trainer" or "config".
+        operator: The library's layer, the model's class, or the setting.
+        status: ``as it is``: exact without a patch. ``needs you``: no binding covers it.
+        by: What covers it.
+        note: What to do, or why nothing has to be done.
+    """
+
+    side: str
+    operator: str
+    status: Status
+    by: str = ""
+    note: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What :func:`look_at` found.
+
+    Attributes:
+        classes: The model in both libraries.
+        rows: Every operator on the forward path, and every setting that matters.
+        rollout: Names of the tuples in ``patchkit.bindings.vllm_cpu`` that cover it.
+        trainer: Calls that make the trainer's patches, in order.
+        relies_on: Forward methods that are not patched and must be as reviewed.
+        rules: Rules of :mod:`patchkit.bindings.settings` for the adapter's ``covers``.
+        routed: Whether the model routes tokens to experts.
+        rollout_classes: The model's own classes in vLLM, as symbols.
+        trainer_classes: Those in transformers.
+    """
+
+    classes: ModelClasses
+    rows: tuple[Row, ...]
+    rollout: tuple[str, ...]
+    trainer: tuple[str, ...]
+    relies_on: tuple[str, ...]
+    rules: tuple[str, ...]
+    routed: bool
+    rollout_classes: tuple[str, ...]
+    trainer_classes: tuple[str, ...]
+
+    @property
+    def missing(self) -> tuple[Row, ...]:
+        """What no binding covers."""
+        return tuple(row for row in self.rows if row.status == "needs you")
+
+
+# In the order in which adapters declare them.
+_ORDER = (
+    "LINEAR", "LM_HEAD", "NORM", "ROTARY", "ATTENTION", "LOGPROBS",
+    "ACTIVATION", "GATE", "ROUTER", "EXPERTS", "EXPERTS_OUTPUT",
+)  # fmt: skip
+
+# A tied output layer is the embedding's own class, so that no ParallelLMHead shows.
+_EVERY_MODEL = frozenset({"LM_HEAD", "LOGPROBS"})
+
+# Settings that say nothing about numbers: names, tokens, what a framework does around them.
+_HARMLESS = frozenset([
+    "_name_or_path", "architectures", "auto_map", "bos_token_id", "chunk_size_feed_forward",
+    "dtype", "eos_token_id", "id2label", "initializer_range", "is_encoder_decoder", "label2id",
+    "model_type", "output_attentions", "output_hidden_states", "pad_token_id", "problem_type",
+    "return_dict", "torch_dtype", "transformers_version", "use_cache", "attn_implementation",
+    "_attn_implementation", "output_router_logits", "router_aux_loss_coef",
+    "tie_word_embeddings",
+])  # fmt: skip
+# Sizes and settings that bindings read, or that a rule judges.
+_UNDERSTOOD = frozenset([
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_theta",
+    "rope_parameters", "rope_scaling", "hidden_act", "attention_dropout", "quantization_config",
+    "use_sliding_window", "sliding_window", "max_window_layers", "layer_types", "num_experts",
+    "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
+    "decoder_sparse_step", "mlp_only_layers",
+])  # fmt: skip
+# Must hold exactly this; a rule is written for each that the configuration has.
+_ONLY: Mapping[str, Any] = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "pretraining_tp": 1,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+
+
+def look_at(model: Path) -> Look:
+    """Look at a model, in the sources of the installed libraries.
+
+    Args:
+        model: Its folder, or its ``config.json``.
+
+    Raises:
+        UnknownModelError: It is no model that both libraries know.
+    """
+    classes = model_classes(model)
+    on_rollout = walk(classes.vllm_module, classes.vllm_class, "vllm.model_executor.models.")
+    on_trainer = walk(
+        classes.hf_module, classes.hf_class, classes.hf_module.rpartition(".")[0] + "."
+    )
+    names = {name for leaf in on_rollout.leaves if leaf in LAYERS for name in LAYERS[leaf].patches}
+    routed = "EXPERTS" in names
+    if routed:
+        # Experts multiply and activate inside of one operator.
+        names.discard("ACTIVATION")
+    trainer_rows, trainer = _trainer_rows(on_trainer, routed)
+    rules = _rules(classes, routed)
+    return Look(
+        classes=classes,
+        rows=(*_rollout_rows(on_rollout), *trainer_rows, *_config_rows(classes.config, rules)),
+        rollout=tuple(name for name in _ORDER if name in names | _EVERY_MODEL),
+        trainer=tuple(trainer),
+        relies_on=tuple(_relies_on(on_rollout, on_trainer)),
+        rules=rules,
+        routed=routed,
+        rollout_classes=tuple(source.symbol for source in on_rollout.classes),
+        trainer_classes=tuple(source.symbol for source in on_trainer.classes),
+    )
+
+
+# -- rollout ---------------------------------------------------------------------------
+
+
+def _rollout_rows(walked: Walked) -> Iterator[Row]:
+    for leaf, users in walked.leaves.items():
+        module, _, name = leaf.partition(":")
+        known = LAYERS.get(leaf)
+        where = ", ".join(user.rpartition(":")[2] for user in users)
+        if known is not None:
+            yield Row(
+                side="rollout",
+                operator=name,
+                status="covered" if known.patches else "as it is",
+                by=", ".join(f"vllm_cpu.{patch}" for patch in known.patches),
+                note=known.note or f"in {where}",
+            )
+        elif module.startswith("vllm.model_executor.layers.") or _computes(module, name):
+            yield Row(
+                side="rollout",
+                operator=f"{name}",
+                status="needs you",
+                note=f"{leaf}, built in {where}: no binding knows it; patch the method that "
+                "computes, or show that its rows depend on themselves alone",
+            )
+    yield Row(
+        side="rollout",
+        operator="Sampler.compute_logprobs",
+        status="covered",
+        by="vllm_cpu.LOGPROBS",
+        note="every model",
+    )
+
+
+_INERT_NN = ("Module", "ModuleList", "ModuleDict", "Sequential", "Parameter", "Identity",
+             "Embedding", "Buffer", "Dropout")  # fmt: skip
+
+
+def _computes(module: str, name: str) -> bool:
+    """Whether a leaf is one of torch's own layers with arithmetic in it."""
+    return module == "torch.nn" and name not in _INERT_NN
+
+
+# -- trainer ---------------------------------------------------------------------------
+
+
+def _trainer_rows(walked: Walked, routed: bool) -> tuple[list[Row], list[str]]:
+    rows: list[Row] = []
+    calls: dict[str, str] = {}
+    for source in walked.classes:
+        if not source.has("forward"):
+            continue
+        maker = maker_of(source.symbol)
+        if maker is not None and routed and "gated_mlp" in maker.call:
+            note = "no layer is dense: a rule demands an empty mlp_only_layers"
+            rows.append(Row(side="trainer", operator=source.name, status="as it is", note=note))
+        elif maker is not None:
+            call = maker.call.format(name=source.name)
+            calls[source.name] = call
+            rows.append(Row(side="trainer", operator=source.name, status="covered", by=call))
+        elif only_calls(source.symbol):
+            rows.append(
+                Row(
+                    side="trainer",
+                    operator=source.name,
+                    status="as it is",
+                    note="calls the others; reviewed as relies_on",
+                )
+            )
+        else:
+            rows.append(_unknown_class(source))
+    answered = {row.operator for row in rows if row.status != "needs you"}
+    rows += _uncovered_layers(walked, answered)
+    order = [maker.call for maker in MAKERS]
+    return rows, sorted(calls.values(), key=lambda call: _place(call, order))
+
+
+def _place(call: str, order: list[str]) -> int:
+    """Where a call's maker stands among all of them: norms first, the output layer last."""
+    return next(i for i, c in enumerate(order) if c.partition("(")[0] == call.partition("(")[0])
+
+
+def _unknown_class(source: ClassSource) -> Row:
+    return Row(
+        side="trainer",
+        operator=source.name,
+        status="needs you",
+        note=f"its forward is none that a binding was written against: read {source.symbol}, "
+        "then write a replacement, or list it in relies_on if it computes nothing",
+    )
+
+
+def _uncovered_layers(walked: Walked, patched: set[str]) -> Iterator[Row]:
+    """torch's own layers in classes whose forward is not replaced."""
+    for leaf, users in walked.leaves.items():
+        module, _, name = leaf.partition(":")
+        if not _computes(module, name):
+            continue
+        stock = [u.rpartition(":")[2] for u in users if u.rpartition(":")[2] not in patched]
+        if stock:
+            yield Row(
+                side="trainer",
+                operator=f"nn.{name}",
+                status="needs you",
+                note=f"built in {', '.join(stock)}, whose forward no binding replaces",
+            )
+
+
+def _relies_on(on_rollout: Walked, on_trainer: Walked) -> Iterator[str]:
+    """What runs unpatched on the forward path: a change there changes the claim."""
+    for source in on_rollout.classes:
+        for method in ("forward", "compute_logits"):
+            if source.has(method) and not source.name.endswith("PreTrainedModel"):
+                yield f"{source.symbol}.{method}"
+    for leaf in on_rollout.leaves:
+        if leaf in LAYERS and LAYERS[leaf].reviewed:
+            yield leaf
+    yield "vllm.v1.sample.sampler:Sampler.forward"
+    for source in on_trainer.classes:
+        if source.has("forward") and maker_of(source.symbol) is None:
+            yield f"{source.symbol}.forward"
+
+
+# -- configuration ---------------------------------------------------------------------
+
+
+def _rules(classes: ModelClasses, routed: bool) -> tuple[str, ...]:
+    config = classes.config
+    rules = [f'settings.model_type("{classes.model_type}")', "settings.decoder"]
+    rules.append("settings.no_sliding_window")
+    if routed:
+        names = [n for n in ("num_experts", "num_local_experts") if n in config] or ["num_experts"]
+        rules.append(f"settings.experts({', '.join(map(repr, names))})".replace("'", '"'))
+    else:
+        rules.append("settings.gated_mlp")
+    only = [name for name in _ONLY if name in config]
+    if only:
+        rules.append("_exactly")
+    return tuple(rules)
+
+
+def only_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a configuration that have to be as they are, with what they must be."""
+    return {name: wanted for name, wanted in _ONLY.items() if name in config}
+
+
+def _config_rows(config: Mapping[str, Any], rules: tuple[str, ...]) -> Iterator[Row]:
+    found = [*settings.decoder(config), *settings.no_sliding_window(config)]
+    if "settings.gated_mlp" in rules:
+        found += settings.gated_mlp(config)
+    found += [settings.only(config, n, wanted) for n, wanted in only_settings(config).items()]
+    for setting in found:
+        if not setting.ok:
+            yield Row(
+                side="config",
+                operator=setting.name,
+                status="needs you",
+                note=f"is {setting.found!r}; covered: {setting.covered}",
+            )
+    for name in sorted(set(config) - _HARMLESS - _UNDERSTOOD - set(_ONLY)):
+        if config[name] is None:
+            continue
+        yield Row(
+            side="config",
+            operator=name,
+            status="needs you",
+            note=f"is {config[name]!r}: no rule says what it does to the numbers",
+        )
