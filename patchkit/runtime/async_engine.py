@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from patchkit.errors import ConfigurationError
+from patchkit.runtime.liveness import EngineLostError, EngineWatch
 
 __all__ = ["AsyncControl"]
 
@@ -22,12 +23,19 @@ class AsyncControl:
         engine: The engine.
         loop: The event loop that it lives in.
         timeout_s: How long any single call may take.
+        watch: Of the engine's processes: a call ends soon after one of them has ended.
     """
 
     def __init__(
-        self, engine: Any, loop: asyncio.AbstractEventLoop, *, timeout_s: float = 600.0
+        self,
+        engine: Any,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        timeout_s: float = 600.0,
+        watch: EngineWatch | None = None,
     ) -> None:
         self._engine, self._loop, self._timeout_s = engine, loop, timeout_s
+        self._watch = watch
         # Absent where this version of vLLM has no labels, as WeightSync expects.
         if hasattr(engine, "update_weight_version"):
             self.update_weight_version = self._update_weight_version
@@ -36,6 +44,11 @@ class AsyncControl:
     @property
     def llm_engine(self) -> AsyncControl:
         return self
+
+    @property
+    def vllm_config(self) -> Any:
+        """The engine's final configuration, for :func:`~patchkit.runtime.engine_gate`."""
+        return self._engine.vllm_config
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._engine.output_processor.has_unfinished_requests())
@@ -88,4 +101,11 @@ class AsyncControl:
                 "AsyncControl was called from the engine's own event loop, which would wait for "
                 "itself; use `await asyncio.to_thread(sync.update, …)`"
             )
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result(self._timeout_s)
+        waiting = asyncio.run_coroutine_threadsafe(call, self._loop)
+        if self._watch is None:
+            return waiting.result(self._timeout_s)
+        try:
+            return self._watch.call(call.__name__, waiting.result, bound_s=self._timeout_s)
+        except EngineLostError:
+            waiting.cancel()
+            raise

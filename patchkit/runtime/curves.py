@@ -48,9 +48,7 @@ def _plot(title: str, series: Mapping[str, Sequence[float | None]]) -> str:
     for index in range(longest):
         if longest <= 12 or index % math.ceil(longest / 12) == 0:
             x = at(index, low)[0]
-            parts.append(
-                f'<text x="{x:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{index}</text>'
-            )
+            parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{index}</text>')
     # The stock pair first: where both are equal, the exact line stays visible.
     for name in sorted(series, reverse=True):
         points = [(*at(i, v), i, v) for i, v in enumerate(series[name]) if v is not None]

@@ -96,6 +96,4 @@ def require_cluster_environment(environment: Environment, *, timeout_s: float = 
         ClusterEnvironmentError: Naming every node and variable.
     """
     if found := cluster_violations(environment, observe_nodes(timeout_s=timeout_s)):
-        raise ClusterEnvironmentError(
-            "this Ray cluster is refused; no actor was started", found
-        )
+        raise ClusterEnvironmentError("this Ray cluster is refused; no actor was started", found)

@@ -102,7 +102,7 @@ class SharedWeightTransfer(WeightTransferEngine):
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[object], trainer_args: object) -> None:
-        """Not this way: a version is a transaction of :class:`patchkit.runtime.sync.WeightSync`."""
+        """Abstract until vLLM 0.26. A version is a transaction of ``WeightSync``."""
         raise PatchkitError("deliver weights with WeightSync.update_from, which takes receipts")
 
     def _mapped(self, update: SharedUpdate) -> Iterator[tuple[str, torch.Tensor]]:

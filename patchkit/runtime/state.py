@@ -11,19 +11,24 @@ __all__ = ["EnginePoisonedError", "EngineState"]
 
 
 class EnginePoisonedError(PatchkitError):
-    """An engine was used after a weight update on it had failed.
+    """An engine was used after a weight update on it had failed, or after it was lost.
 
     Attributes:
         reason: What had failed.
-        version: The version that was being loaded.
+        version: The version that was being loaded; None if none was.
         wanted: What was asked of the engine.
     """
 
     def __init__(self, wanted: str, version: int | None, reason: str) -> None:
         self.wanted, self.version, self.reason = wanted, version, reason
+        update = (
+            f"The update to policy version {version} failed, so nobody knows what its weights "
+            "and caches hold. "
+            if version is not None
+            else ""
+        )
         super().__init__(
-            f"{wanted} refused: the engine is poisoned. The update to policy version {version} "
-            f"failed, so nobody knows what its weights and caches hold. First cause: {reason} "
+            f"{wanted} refused: the engine is poisoned. {update}First cause: {reason} "
             "Shut this engine down and start a new one from a checkpoint."
         )
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ def main(folder: Path) -> None:
     from vllm.plugins import load_general_plugins
 
     from patchkit.runtime.extension import WORKER_EXTENSION
+    from patchkit.runtime.liveness import EngineWatch, WatchedEngine
+    from patchkit.runtime.state import EngineState
     from patchkit.runtime.sync import BACKEND, WeightSync, register_backend
     from patchkit.runtime.weights import tensors_receipt
     from patchkit_adapters.qwen3_moe.tiny import make_tiny_model
@@ -90,11 +93,32 @@ def main(folder: Path) -> None:
     again = generate()[0].outputs[0]
     result["again"] = [again.finish_reason, len(again.token_ids)]
 
+    # Stuck, not dead: nobody but a clock can notice.
     (core,) = {a["pid"] for a in llm.collective_rpc("patchkit_attest")}
-    os.kill(core, signal.SIGKILL)
-    result["killed"] = said(lambda: sync.update(1, path, receipt(1)))
-    result["later"] = said(lambda: sync.state.require_usable("generate"))[0]
-    result["version"] = sync.version
+    watch = EngineWatch.of_run(os.environ["PATCHKIT_RUN_DIR"])
+    os.kill(core, signal.SIGSTOP)
+    result["stuck"] = said(
+        lambda: watch.call("attest", llm.collective_rpc, "patchkit_attest", bound_s=2.0)
+    )
+    os.kill(core, signal.SIGCONT)
+    time.sleep(0.5)
+    result["after a pause"] = generate()[0].outputs[0].finish_reason
+
+    # Killed while it has requests under way.
+    state = EngineState(version=sync.version)
+    watched = WatchedEngine(llm, watch, state)
+    threading.Timer(1.0, os.kill, (core, signal.SIGKILL)).start()
+    params = SamplingParams(temperature=1.0, max_tokens=110, ignore_eos=True, detokenize=False)
+    prompts = [{"prompt_token_ids": [5, 6, 7]}] * 64
+    begun = time.monotonic()
+    result["killed"] = said(lambda: watched.generate(prompts, params, use_tqdm=False))
+    result["pid"] = core
+    result["under way"] = llm.llm_engine.has_unfinished_requests()
+    result["noticed after"] = time.monotonic() - begun - 1.0
+    later = WeightSync(watched, weight_map=MAP, state=state)
+    result["update"] = said(lambda: later.update(1, path, receipt(1)))
+    result["later"] = said(lambda: state.require_usable("generate"))[0]
+    result["version"] = state.version
     print("RESULT", json.dumps(result), flush=True)
     os._exit(0)  # the engine's own shutdown has nobody to talk to
 

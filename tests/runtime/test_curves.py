@@ -28,9 +28,7 @@ def test_both_series_are_drawn_and_a_missing_value_is_left_out() -> None:
     assert svg.index('class="stock"') < svg.index('class="exact"')
 
 
-@pytest.mark.parametrize(
-    "values", [[0.0], [5.0, 5.0], [-2.0, 1e-9], [1e12, 2e12], [0.5, 0.9, 0.7]]
-)
+@pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [-2.0, 1e-9], [1e12, 2e12], [0.5, 0.9, 0.7]])
 def test_whatever_the_values_are_they_lie_inside_the_plot(values: list[float]) -> None:
     svg = render_curves([{"title": "t", "series": {"exact": values}}])
     drawn = points(svg, "exact")
@@ -42,7 +40,11 @@ def test_whatever_the_values_are_they_lie_inside_the_plot(values: list[float]) -
 
 
 COST = {
-    "with_s": 2.5, "without_s": 2.0, "ratio": 1.25, "ratio_by_stages": 1.2, "pairs": 5,
+    "with_s": 2.5,
+    "without_s": 2.0,
+    "ratio": 1.25,
+    "ratio_by_stages": 1.2,
+    "pairs": 5,
     "stages_s": {"sample": 1.0, "step": 1.5},
 }
 CURVES = [{"title": "mean reward", "series": {"exact": [0.5, 0.6]}}]

@@ -98,7 +98,7 @@ def test_a_worker_that_came_up_without_the_plugin_is_refused(tmp_path):
 
 
 def test_the_engine_core_refuses_by_itself_and_its_death_is_bounded(tmp_path):
-    """A front end without patchkit; then the core is killed during an update."""
+    """A front end without patchkit; then the core is stopped, then killed at work."""
     result = drive(
         tmp_path,
         script="core_script.py",
@@ -111,9 +111,20 @@ def test_the_engine_core_refuses_by_itself_and_its_death_is_bounded(tmp_path):
     assert refused["outputs"] in ([], [["error", 0]]), refused
     assert refused["outputs"] or refused["raised"] != "nothing was raised"
     assert result["again"] == ["length", 4], "one refused request does not hurt the engine"
+    text, seconds = result["stuck"]
+    assert text.startswith("EngineLostError: attest: "), text
+    assert "every process is there, but none answered" in text
+    assert 2.0 <= seconds < 10
+    assert result["after a pause"] == "length", "a stuck engine that goes on is usable"
     text, seconds = result["killed"]
-    assert text.startswith(("WeightSyncError", "WeightUpdateRefusedError")), text
-    assert seconds < 30
+    assert text.startswith("EngineLostError: generate: the engine is lost"), text
+    assert f"worker 0 (pid {result['pid']}) ended" in text
+    assert seconds < 15
+    assert result["under way"], "the requests must have been under way"
+    text, seconds = result["update"]
+    assert text.startswith("EnginePoisonedError: the update to policy version 1 refused"), text
+    assert seconds < 5
+    assert result["later"].startswith("EnginePoisonedError: generate refused")
     assert result["version"] == 0
 
 
