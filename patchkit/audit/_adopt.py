@@ -74,9 +74,7 @@ def adopt(report: Report, name: str, *, side: str = "rollout") -> Skeleton:
         obstacle = _obstacle(finding)
         if obstacle is not None:
             left.append(
-                Unexpressed(
-                    finding=finding, reason=obstacle[0], remedy=obstacle[1], declared=False
-                )
+                Unexpressed(finding=finding, reason=obstacle[0], remedy=obstacle[1], declared=False)
             )
             continue
         key = (finding.identity, finding.versions)
@@ -151,9 +149,7 @@ def _obstacle(finding: Finding) -> tuple[str, str] | None:
             "what it writes is made at run time",
             "give the replacement a name in a module",
         )
-    if not finding.importable or not re.fullmatch(
-        r"[\w.]+:[\w.]+|[\w.]+", finding.replacement
-    ):
+    if not finding.importable or not re.fullmatch(r"[\w.]+:[\w.]+|[\w.]+", finding.replacement):
         return (
             f"its replacement {finding.replacement} is defined inside a function",
             "move it to the top of a module, so that it can be named",
@@ -181,8 +177,10 @@ def _remarks(finding: Finding) -> Iterator[Unexpressed]:
 
 
 def _side(finding: Finding, side: str) -> str:
-    return "rollout" if finding.package == "vllm" else (
-        "trainer" if finding.package in ("transformers", "torch", "accelerate") else side
+    return (
+        "rollout"
+        if finding.package == "vllm"
+        else ("trainer" if finding.package in ("transformers", "torch", "accelerate") else side)
     )
 
 
@@ -198,12 +196,8 @@ def _module(name: str, declared: list[tuple[Finding, str]]) -> str:
         "from pathlib import Path",
         "",
     ]
-    needs_value = any(
-        f.action == "value" and isinstance(f.value, str) for f, _ in declared
-    )
-    lines.append(
-        "from patchkit.engine import Adapter, Patch" + (", Value" if needs_value else "")
-    )
+    needs_value = any(f.action == "value" and isinstance(f.value, str) for f, _ in declared)
+    lines.append("from patchkit.engine import Adapter, Patch" + (", Value" if needs_value else ""))
     for side in ("rollout", "trainer"):
         chosen = [f for f, s in declared if s == side]
         lines += ["", f"{side.upper()} = ("]
@@ -245,8 +239,8 @@ def _patch(finding: Finding) -> Iterator[str]:
 
 def _replacement(finding: Finding) -> str:
     if finding.action == "value":
-        return f"Value({finding.value!r})" if isinstance(finding.value, str) else repr(
-            finding.value
+        return (
+            f"Value({finding.value!r})" if isinstance(finding.value, str) else repr(finding.value)
         )
     reference = finding.replacement
     if ":" not in reference:

@@ -109,9 +109,7 @@ def _versions(
     return versions
 
 
-def _findings(
-    survey: Survey, versions: Versions, packages: frozenset[str]
-) -> Iterable[Finding]:
+def _findings(survey: Survey, versions: Versions, packages: frozenset[str]) -> Iterable[Finding]:
     ways = Ways(survey.found.edges)
     judge = Judge(versions, ways, survey.found.settings, survey.found.sightings)
     workers = Workers(survey)
@@ -174,9 +172,7 @@ def _package(sighting: Sighting) -> str:
     return target.owner.root if isinstance(target, Item) else target.root
 
 
-def symbol_of(
-    sighting: Sighting, versions: Versions, known_modules: set[str]
-) -> str | None:
+def symbol_of(sighting: Sighting, versions: Versions, known_modules: set[str]) -> str | None:
     """``module:qualname`` of a target; a module's name; the path of a file."""
     target = sighting.target
     if isinstance(target, FilePath):
@@ -257,9 +253,7 @@ def _only_configures(sighting: Sighting, symbol: str, versions: Versions) -> boo
     return facts.kind != "class"
 
 
-def _adds_a_marker(
-    sighting: Sighting, symbol: str, versions: Versions, package: str
-) -> bool:
+def _adds_a_marker(sighting: Sighting, symbol: str, versions: Versions, package: str) -> bool:
     """A note of the project's own under a name that nothing has: no patch.
 
     A plain value (``Engine._patched = True``), or the original kept beside its place

@@ -100,7 +100,7 @@ class Evaluator:
             ast.Name: self._name,
             ast.Attribute: lambda n, f: self.attribute(self.value(n.value, f), n.attr, n),
             ast.Subscript: self._subscript,
-            ast.Call: interpreter.call,
+            ast.Call: interpreter.calls.call,
             ast.Tuple: self._sequence,
             ast.List: self._sequence,
             ast.Set: self._sequence,
@@ -151,7 +151,7 @@ class Evaluator:
                             continue
                         bound = binding.value
                         value = (
-                            self._interpreter.own_name(bound)
+                            self._interpreter.names.own_name(bound)
                             if isinstance(bound, LazyName)
                             else bound
                         )
@@ -165,7 +165,7 @@ class Evaluator:
                     if found:
                         return either(found[::-1])
                 for module, _ in current.stars:
-                    starred = self._interpreter.star_name(module, name)
+                    starred = self._interpreter.names.star_name(module, name)
                     if starred is not None:
                         return starred
             first = False
@@ -187,25 +187,25 @@ class Evaluator:
         if isinstance(owner, Ref):
             return _foreign_attribute(owner, name)
         if isinstance(owner, OwnModule):
-            return self._interpreter.own_name(LazyName(owner.name, name))
+            return self._interpreter.names.own_name(LazyName(owner.name, name))
         if isinstance(owner, Klass):
             if name == "__dict__":
                 return DictOf(owner)
             if name == "__class__":
                 return Ref("builtins", ("type",))
-            return self._interpreter.member(owner, name)
+            return self._interpreter.names.member(owner, name)
         if isinstance(owner, Inst):
             if name == "__class__":
                 return owner.cls
             if isinstance(owner.cls, Klass):
-                found = self._interpreter.member(owner.cls, name)
+                found = self._interpreter.names.member(owner.cls, name)
                 if isinstance(found, Func):
                     kinds = found.last_decorators()
                     if "staticmethod" in kinds:
                         return found
                     return Bound(found, owner.cls if "classmethod" in kinds else owner)
                 if isinstance(found, Unknown):
-                    return self._interpreter.instance_value(owner.cls, name)
+                    return self._interpreter.names.instance_value(owner.cls, name)
                 return found
             if isinstance(owner.cls, Ref) and owner.cls.dotted == "importlib.machinery.ModuleSpec":
                 package = owner.args[0]
@@ -263,7 +263,7 @@ class Evaluator:
         """``owner[index]``."""
         if isinstance(owner, Ref):
             if owner.dotted == "sys.modules":
-                return self._interpreter.module_named(index)
+                return self._interpreter.names.module_named(index)
             return Item(owner, index)
         if isinstance(owner, DictOf):
             if isinstance(index, Const) and isinstance(index.value, str):
@@ -316,7 +316,7 @@ class Evaluator:
             else:
                 known = self.value(key, frame)
                 if isinstance(known, Const) and known.value in DOORS:
-                    self._interpreter.note_door(str(known.value), inner, frame, node)
+                    self._interpreter.writes.note_door(str(known.value), inner, frame, node)
                 items.append((known, inner))
         return Map(tuple(items)) if whole else UNKNOWN
 
@@ -403,7 +403,7 @@ class Evaluator:
         return Cond("and", tuple(conds), node)
 
     def _conditional(self, node: ast.IfExp, frame: Frame) -> Value:
-        yes, no = self._interpreter.branches(node, node.test, frame)
+        yes, no = self._interpreter.statements.branches(node, node.test, frame)
         found = []
         if yes is not None:
             found.append((self._under(node.body, frame, yes), yes))
@@ -423,7 +423,7 @@ class Evaluator:
 
     def _lambda(self, node: ast.Lambda, frame: Frame) -> Value:
         prefix = f"{frame.function.qualname}.<locals>." if frame.function else ""
-        return self._interpreter.new_function(
+        return self._interpreter.definitions.new_function(
             frame, node, f"{prefix}<lambda>", None, (), queue=True
         )
 
@@ -467,15 +467,13 @@ class Evaluator:
         head, *rest = generators
         items, whole = self.iterate(self.value(head.iter, frame))
         for item, _ in items[:UNROLL]:
-            self._interpreter.assign(head.target, item, frame, None)
+            self._interpreter.statements.assign(head.target, item, frame, None)
             if head.ifs:
                 whole = False
             whole = self._generate(rest, frame, action) and whole
         return whole
 
-    def iterate(
-        self, value: Value
-    ) -> tuple[list[tuple[Value, tuple[Guard, ...]]], bool]:
+    def iterate(self, value: Value) -> tuple[list[tuple[Value, tuple[Guard, ...]]], bool]:
         """The items that a loop over `value` goes through, and whether they are all known."""
         items: list[tuple[Value, tuple[Guard, ...]]] = []
         whole = True

@@ -189,9 +189,7 @@ class Finding:
     def worst(self) -> Verdict | None:
         """The gravest verdict."""
         order = {"error": 0, "warning": 1, "note": 2}
-        return min(
-            self.verdicts, key=lambda v: order[v.level or v.kind.level], default=None
-        )
+        return min(self.verdicts, key=lambda v: order[v.level or v.kind.level], default=None)
 
     def as_dict(self) -> dict[str, Any]:
         return {

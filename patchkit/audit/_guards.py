@@ -59,9 +59,7 @@ def truth(value: Value, world: World) -> bool | None:
     if value.op in ("and", "or"):
         return _joined(value.op, (truth(a, world) for a in value.args))
     if value.op == "importable":
-        return _joined(
-            "and", (world.has(a) if isinstance(a, Ref) else None for a in value.args)
-        )
+        return _joined("and", (world.has(a) if isinstance(a, Ref) else None for a in value.args))
     if value.op == "hasattr":
         return _hasattr(value, world)
     return _compared(value, world)
@@ -222,9 +220,7 @@ class Ways:
         """Whether some call leads to a function at this version."""
         return self._reached(function, world, frozenset())
 
-    def _reached(
-        self, function: Func | None, world: World, seen: frozenset[int]
-    ) -> bool | None:
+    def _reached(self, function: Func | None, world: World, seen: frozenset[int]) -> bool | None:
         if function is None:
             return True
         mark = id(function.node)

@@ -202,9 +202,7 @@ def look_at_file(tree: ast.Module, source: bytes) -> FileLook:
     looks = [(f, look(f, first.names, reads_source=reads_source)) for f in functions]
     every = [top, *(found for _, found in looks)]
     usual = [
-        (f, found)
-        for f, found in looks
-        if not (f.name.startswith("__") and f.name.endswith("__"))
+        (f, found) for f, found in looks if not (f.name.startswith("__") and f.name.endswith("__"))
     ]
     imports: dict[str, set[Import]] = {}
     for name, origin in first.imported:
@@ -500,8 +498,10 @@ class _Look:
                 return True
             if isinstance(func, ast.Name) and func.id in ("range", "open"):
                 return True
-            return isinstance(func, ast.Name) and func.id in ("enumerate", "zip") and all(
-                map(self._loops_harmlessly, iterated.args)
+            return (
+                isinstance(func, ast.Name)
+                and func.id in ("enumerate", "zip")
+                and all(map(self._loops_harmlessly, iterated.args))
             )
         root = _root(iterated)
         return root in self._receivers or (root is not None and root in self._parameters)
@@ -526,8 +526,10 @@ class _Look:
             if derived is not None:
                 todo += [r for r in derived if r not in seen]
                 seen |= derived
-            elif current not in imported and current != name and (
-                current in self._parameters or current in self._receivers
+            elif (
+                current not in imported
+                and current != name
+                and (current in self._parameters or current in self._receivers)
             ):
                 continue  # the caller knows
             elif current in self._outside:
@@ -675,8 +677,10 @@ class _Look:
             return
         if isinstance(func, ast.Attribute):
             base = _root(func.value)
-            own = base is None or base in self._receivers or (
-                base not in self._parameters and self._standing(base) == _MAYBE
+            own = (
+                base is None
+                or base in self._receivers
+                or (base not in self._parameters and self._standing(base) == _MAYBE)
             )
         else:
             own = True
@@ -792,6 +796,8 @@ def _has_special(node: ast.expr) -> bool:
         if isinstance(node, ast.Attribute) and node.attr in ("__class__", "__dict__"):
             return True
         node = node.value
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and (
-        node.func.id in ("type", "vars")
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and (node.func.id in ("type", "vars"))
     )

@@ -75,9 +75,7 @@ class Replacement:
         return f"({render_parameters(self.parameters)})"
 
 
-def describe_replacement(
-    value: Value, target: Ref | Item, interpreter: Interpreter
-) -> Replacement:
+def describe_replacement(value: Value, target: Ref | Item, interpreter: Interpreter) -> Replacement:
     """What a written value is."""
     found = [v for v, _ in options(value) if not isinstance(v, Param)]
     best = next((v for v in found if isinstance(_core(v), (Func, Klass))), None)
@@ -92,7 +90,7 @@ def describe_replacement(
     if isinstance(core, Func):
         return _function(core, value, descriptor, wrapped_partial, target, interpreter)
     if isinstance(core, Klass):
-        init = interpreter.member(core, "__init__")
+        init = interpreter.names.member(core, "__init__")
         parameters = None
         if isinstance(init, Func):
             parameters = parameters_of(init.node.args)[1:]
@@ -177,7 +175,7 @@ def original_calls(
     found = []
     for node in ast.walk(func.node):
         if isinstance(node, ast.Call) and _may_be_original(node.func):
-            value = interpreter.peek(node.func, frame)
+            value = interpreter.names.peek(node.func, frame)
             if any(_same(v, target) for v, _ in options(value)):
                 found.append(node)
     return tuple(found)
@@ -189,7 +187,7 @@ def _captures(func: Func, target: Ref | Item, interpreter: Interpreter) -> bool:
         if (
             isinstance(node, (ast.Name, ast.Attribute))
             and isinstance(node.ctx, ast.Load)
-            and any(_same(v, target) for v, _ in options(interpreter.peek(node, frame)))
+            and any(_same(v, target) for v, _ in options(interpreter.names.peek(node, frame)))
         ):
             return True
     return False
@@ -216,8 +214,10 @@ def _derives(klass: Klass, target: Ref | Item, depth: int = 0) -> bool:
         for option, _ in options(base):
             if _same(option, target):
                 return True
-            if isinstance(option, Ref) and isinstance(target, Ref) and option.attrs[-1:] == (
-                target.attrs[-1:]
+            if (
+                isinstance(option, Ref)
+                and isinstance(target, Ref)
+                and option.attrs[-1:] == (target.attrs[-1:])
             ):
                 return True
             if isinstance(option, Klass) and depth < 6 and _derives(option, target, depth + 1):

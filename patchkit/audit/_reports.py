@@ -69,9 +69,7 @@ def as_markdown(report: Report) -> str:
             by_version = {v.version: v for v in finding.verdicts}
             cells = [_cell_of(by_version.get(label)) for label in labels]
             what = finding.identity.partition(":")[2] or finding.identity
-            extra = "".join(
-                f"<br>{text}" for text in _remarks(finding)
-            )
+            extra = "".join(f"<br>{text}" for text in _remarks(finding))
             lines.append(
                 f"| `{_cell(what)}` ({finding.action}){_cell(extra)} | {finding.place} | "
                 + " | ".join(cells)
@@ -198,9 +196,7 @@ def as_sarif(report: Report) -> dict[str, Any]:
                             "logicalLocations": [{"fullyQualifiedName": finding.target}],
                         }
                     ],
-                    "partialFingerprints": {
-                        "patch/v1": f"{finding.fingerprint}:{verdict.kind}"
-                    },
+                    "partialFingerprints": {"patch/v1": f"{finding.fingerprint}:{verdict.kind}"},
                     "baselineState": "new" if report.is_new(finding) else "unchanged",
                     "properties": {
                         "version": verdict.version,

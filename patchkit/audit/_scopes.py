@@ -74,3 +74,8 @@ class ModuleState:
     scope: Scope
     functions: list[Func] = field(default_factory=list)
     state: str = "new"
+
+    def line_text(self, line: int) -> str:
+        """One line of its source, for messages."""
+        lines = self.source.splitlines()
+        return lines[line - 1].strip()[:160] if 0 < line <= len(lines) else ""

@@ -172,9 +172,7 @@ def _not_placed(
     )
 
 
-def _renamed(
-    before: SymbolFacts, replacement: tuple[Parameter, ...], receiver: bool
-) -> set[str]:
+def _renamed(before: SymbolFacts, replacement: tuple[Parameter, ...], receiver: bool) -> set[str]:
     """Names in the replacement that stood for others from the beginning."""
     wanted, given = list(before.parameters), list(replacement)
     if receiver:
@@ -190,9 +188,7 @@ def _without_receiver(parameters: list[Parameter]) -> list[Parameter]:
     return parameters
 
 
-def misbound_call(
-    target: SymbolFacts, call: ast.Call, *, receiver: bool
-) -> Iterator[Problem]:
+def misbound_call(target: SymbolFacts, call: ast.Call, *, receiver: bool) -> Iterator[Problem]:
     """Why a call of the original inside the replacement does not bind any more.
 
     Args:

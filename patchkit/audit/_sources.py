@@ -65,9 +65,7 @@ class SourceCalls:
             "builtins.compile": lambda a, k, f, n: a[0] if a else UNKNOWN,
             "ast.parse": lambda a, k, f, n: a[0] if a else UNKNOWN,
             "re.sub": self._sub,
-            "re.compile": lambda a, k, f, n: (
-                Inst(Ref("re", ("Pattern",)), a) if a else UNKNOWN
-            ),
+            "re.compile": lambda a, k, f, n: Inst(Ref("re", ("Pattern",)), a) if a else UNKNOWN,
             "shutil.copy": self._copied,
             "shutil.copyfile": self._copied,
             "shutil.copy2": self._copied,
@@ -212,9 +210,7 @@ class SourceCalls:
             return NONE
         return NONE
 
-    def _text_method(
-        self, text: Source, name: str, args: Args, node: ast.AST
-    ) -> Value | None:
+    def _text_method(self, text: Source, name: str, args: Args, node: ast.AST) -> Value | None:
         if name == "replace" and len(args) > 1:
             return self._edited(text, args[0], args[1], node, regex=False)
         if name in _SAME_TEXT:
@@ -228,9 +224,7 @@ class SourceCalls:
             return UNKNOWN
         return UNKNOWN
 
-    def _mention(
-        self, text: Value, anchor: Value, node: ast.AST, *, regex: bool = False
-    ) -> None:
+    def _mention(self, text: Value, anchor: Value, node: ast.AST, *, regex: bool = False) -> None:
         source = first_of(text, Source)
         if (
             isinstance(source, Source)
@@ -257,7 +251,7 @@ class SourceCalls:
                 return  # written back as it was
         if not edits:
             edits = tuple(self._mentioned.get(path, ()))
-        self._interpreter.emit(
+        self._interpreter.writes.emit(
             frame, node, "source rewriting", "rewrite", path, UNKNOWN, edits=edits, must_exist=True
         )
 
@@ -267,7 +261,7 @@ class SourceCalls:
         if source is None:
             return False
         if source.edits:
-            self._interpreter.emit(
+            self._interpreter.writes.emit(
                 frame, node, "source rewriting", "rewrite", source.origin, UNKNOWN,
                 edits=source.edits, must_exist=True,
             )  # fmt: skip

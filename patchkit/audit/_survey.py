@@ -62,8 +62,12 @@ class Survey:
                 self.project.by_path[state.path], root
             )
             self._choose(
-                lambda file, look: any(self._possible(file, root) for root in look.alone)
-                or any(n in names and self._possible(file, root) for n, root in look.called_with)
+                lambda file, look: (
+                    any(self._possible(file, root) for root in look.alone)
+                    or any(
+                        n in names and self._possible(file, root) for n, root in look.called_with
+                    )
+                )
             )
             self._walk(names)
             self._callers(names)
@@ -280,14 +284,12 @@ class Survey:
 
     def _existing(self, sightings: list[Sighting]) -> list[Sighting]:
         """Without implementations of operators that the project defines itself."""
-        own = self.interpreter.own_namespaces
+        own = self.interpreter.calls.operators.own_namespaces
         return [
             s
             for s in sightings
             if not (
-                s.action == "dispatch"
-                and isinstance(s.target, Ref)
-                and _namespace(s.target) in own
+                s.action == "dispatch" and isinstance(s.target, Ref) and _namespace(s.target) in own
             )
         ]
 
@@ -327,9 +329,7 @@ def _merged(sightings: list[Sighting]) -> list[Sighting]:
     parameter (then nothing was noted), and for each call. Where the helper alone says
     what is written to, its calls add nothing but, perhaps, what is written.
     """
-    alone = {
-        (s.place, target_key(s.target), s.key): s for s in sightings if s.through is None
-    }
+    alone = {(s.place, target_key(s.target), s.key): s for s in sightings if s.through is None}
     better: dict[int, Value] = {}
     kept: dict[tuple[Place, Place | None, str, str | None], Sighting] = {}
     for sighting in sightings:
@@ -344,9 +344,7 @@ def _merged(sightings: list[Sighting]) -> list[Sighting]:
         earlier = kept.get(mark)
         if earlier is None or (_vague(earlier.replacement) and not _vague(sighting.replacement)):
             kept[mark] = sighting
-    return [
-        replace(s, replacement=better[id(s)]) if id(s) in better else s for s in kept.values()
-    ]
+    return [replace(s, replacement=better[id(s)]) if id(s) in better else s for s in kept.values()]
 
 
 def _vague(value: Value) -> bool:

@@ -84,9 +84,7 @@ class Judge:
         self._ways = ways
         self._settings = settings
         # Tries whose handlers patch something else instead.
-        self._fallbacks = {
-            g.site for s in sightings for g in s.guards if g.kind == "except"
-        }
+        self._fallbacks = {g.site for s in sightings for g in s.guards if g.kind == "except"}
 
     def verdicts(self, subject: Subject, package: str) -> tuple[Verdict, ...]:
         """One verdict per version asked about."""
@@ -142,9 +140,7 @@ class Judge:
             if facts is not None and facts.inherited_from:
                 notes.append(f"inherited from {facts.inherited_from}: only this class is patched")
             if facts is not None and facts.reexport_of and sighting.action != "register":
-                notes.append(
-                    f"the name is imported from {facts.reexport_of}, which keeps its own"
-                )
+                notes.append(f"the name is imported from {facts.reexport_of}, which keeps its own")
             if facts is None and sighting.action in ("replace", "value", "wrap", "class-swap"):
                 text = "a new name: nothing of that name is there"
             if facts is not None and base is not None and subject.replacement.keeps_original:
@@ -185,9 +181,7 @@ class Judge:
             text = f"{text}: that is false, the import fails and nobody is told"
         else:
             text = f"{text}: that is false, the patch is not applied"
-        return Verdict(
-            version=target.label, kind=VerdictKind.GUARD, text=text, silent=silent
-        )
+        return Verdict(version=target.label, kind=VerdictKind.GUARD, text=text, silent=silent)
 
     # ---- targets ---------------------------------------------------------------------
 
@@ -204,9 +198,7 @@ class Judge:
         else:
             yield from self._symbol(subject, target, base)
 
-    def _symbol(
-        self, subject: Subject, target: Target, base: Target | None
-    ) -> Iterator[Verdict]:
+    def _symbol(self, subject: Subject, target: Target, base: Target | None) -> Iterator[Verdict]:
         symbol = subject.symbol
         facts = target.facts(symbol)
         fate = self._fate(symbol, target, base)
@@ -296,9 +288,7 @@ class Judge:
             return False  # not there before either: the project adds it
         return subject.sighting.action == "replace"
 
-    def _owner_gone(
-        self, target: Target, base: Target | None, place: str, last: str
-    ) -> Verdict:
+    def _owner_gone(self, target: Target, base: Target | None, place: str, last: str) -> Verdict:
         if base is not None and ":" in place:
             fate = self._fate(place, target, base)
             if fate is not None and fate.new_symbol is not None:
@@ -361,11 +351,7 @@ class Judge:
             return
         if new.kind == "function" and new.parameters is not None:
             yield from self._function_problems(new, facts, before)
-        elif (
-            new.kind == facts.kind == "class"
-            and new.parameters is not None
-            and facts.parameters
-        ):
+        elif new.kind == facts.kind == "class" and new.parameters is not None and facts.parameters:
             comparable = before if before is not None and before.kind == "class" else None
             yield from misfits(facts, new.parameters, receiver=False, before=comparable)
 
@@ -408,9 +394,7 @@ class Judge:
         comparable = before if before is not None and before.kind == facts.kind else None
         yield from misfits(facts, new.parameters, receiver=receiver, before=comparable)
         for call in new.original_calls:
-            yield from misbound_call(
-                facts, call, receiver=facts.kind == "method"
-            )
+            yield from misbound_call(facts, call, receiver=facts.kind == "method")
         if facts.is_async and not new.is_async and not new.keeps_original:
             yield Problem("", "the target is async there, the replacement is not")
         if new.is_async and not facts.is_async and not facts.is_generator:
@@ -428,8 +412,10 @@ class Judge:
     ) -> Iterator[Verdict]:
         new = subject.replacement
         if subject.sighting.action == "value" and new.kind == "value":
-            if facts.value is not None and facts.value == _source(new.value) and (
-                before is None or before.value != facts.value
+            if (
+                facts.value is not None
+                and facts.value == _source(new.value)
+                and (before is None or before.value != facts.value)
             ):
                 yield Verdict(
                     version=target.label,
@@ -481,9 +467,7 @@ class Judge:
 
     # ---- modules, operators, texts ---------------------------------------------------
 
-    def _module(
-        self, subject: Subject, target: Target, base: Target | None
-    ) -> Iterator[Verdict]:
+    def _module(self, subject: Subject, target: Target, base: Target | None) -> Iterator[Verdict]:
         name = subject.symbol
         there = target.is_module(name)
         if there is None:
@@ -673,9 +657,7 @@ class Judge:
         facts = target.facts(subject.symbol)
         if facts is None:
             return ()
-        return tuple(
-            a for a in target.aliases(facts.defined_at) if a != subject.symbol
-        )
+        return tuple(a for a in target.aliases(facts.defined_at) if a != subject.symbol)
 
 
 def _nothing_at_hand(package: str) -> Verdict:
@@ -720,9 +702,7 @@ def _diff(
     if before is None or after is None or base is None:
         return ()
     lines = list(
-        unified_diff(
-            _lines(before), _lines(after), base.label, target.label, lineterm="", n=2
-        )
+        unified_diff(_lines(before), _lines(after), base.label, target.label, lineterm="", n=2)
     )
     if len(lines) > _MAX_DIFF:
         lines = [*lines[:_MAX_DIFF], f"… {len(lines) - _MAX_DIFF} more lines"]

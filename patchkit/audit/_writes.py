@@ -1,0 +1,363 @@
+"""Writes: which of them change something foreign, and what is noted of them."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from patchkit.audit._known import is_plain, is_setting
+from patchkit.audit._prescan import DOORS
+from patchkit.audit._sightings import BlindSpot, Place, Sighting
+from patchkit.audit._values import (
+    UNKNOWN,
+    ClassOf,
+    Const,
+    DictOf,
+    Edit,
+    FilePath,
+    Func,
+    Guard,
+    Inst,
+    Item,
+    Klass,
+    OwnModule,
+    Param,
+    Ref,
+    Result,
+    Unknown,
+    Value,
+    beyond,
+    exclusive,
+    last_name,
+    options,
+)
+
+if TYPE_CHECKING:
+    from patchkit.audit._expressions import Frame
+    from patchkit.audit._interpreter import Interpreter
+
+
+class Writes:
+    """Judges writes and notes them."""
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        self._interpreter = interpreter
+
+    def write(
+        self,
+        owner: Value,
+        name: str,
+        value: Value,
+        frame: Frame,
+        node: ast.AST,
+        form: str,
+        *,
+        must_exist: bool = False,
+        action: str | None = None,
+    ) -> None:
+        """``owner.name = value``."""
+        for option, guards in options(owner):
+            if exclusive(guards, frame.guards):
+                continue
+            if isinstance(option, Ref):
+                if name == "__class__":
+                    self.emit(frame, node, form, "class-swap", option, value, guards=guards)
+                    continue
+                if name == "__dict__" or is_setting(option, name, value):
+                    continue
+                self.emit(
+                    frame, node, form, action or self._action(value), option.child(name), value,
+                    guards=guards, must_exist=must_exist,
+                )  # fmt: skip
+            elif name == "__class__":
+                self._swap(option, value, guards, frame, node, form)
+            elif isinstance(option, Inst) and isinstance(option.cls, Ref):
+                continue  # one object's own attribute: other objects are not affected
+            elif isinstance(option, ClassOf):
+                self._write_to_class(option, name, value, guards, frame, node, form)
+            elif isinstance(option, Result) and _names_module(option):
+                self.blind(
+                    "dynamic module", frame, node,
+                    f"the module that gets {name!r} is computed at run time",
+                )  # fmt: skip
+
+    def _write_to_class(
+        self,
+        owner: ClassOf,
+        name: str,
+        value: Value,
+        guards: tuple[Guard, ...],
+        frame: Frame,
+        node: ast.AST,
+        form: str,
+    ) -> None:
+        inner = owner.owner
+        if isinstance(inner, Inst):
+            self.write(inner.cls, name, value, frame, node, form)
+            return
+        if isinstance(inner, Param) and _names_class(inner.annotation):
+            # The class of an annotated parameter is that class or a subclass of it.
+            self.emit(
+                frame, node, form, self._action(value),
+                inner.annotation.child(name),  # type: ignore[union-attr]
+                value, guards=guards,
+            )  # fmt: skip
+            return
+        if is_plain(value):
+            return
+        self.blind(
+            "class of an object", frame, node,
+            f"the class that gets {name!r} is that of an object known at run time only",
+        )  # fmt: skip
+
+    def _swap(
+        self,
+        owner: Value,
+        value: Value,
+        guards: tuple[Guard, ...],
+        frame: Frame,
+        node: ast.AST,
+        form: str,
+    ) -> None:
+        """``object.__class__ = value``."""
+        target: Value | None = None
+        if isinstance(owner, Inst):
+            target = owner.cls if _names_class(owner.cls) else None
+            if target is None:
+                return
+        elif isinstance(owner, Param) and _names_class(owner.annotation):
+            target = owner.annotation
+        else:
+            # An object of unknown class that becomes one of our subclass of a foreign
+            # class was, as far as it makes sense at all, one of that foreign class.
+            for option, _ in options(value):
+                if isinstance(option, Klass):
+                    target = self._foreign_base(option)
+        if isinstance(target, Ref):
+            self.emit(frame, node, form, "class-swap", target, value, guards=guards)
+        elif not isinstance(owner, (OwnModule, Klass, Func)):
+            known = [v for v, _ in options(value) if isinstance(v, (Klass, Ref))]
+            if known and not (isinstance(owner, Param) and owner.name == "self"):
+                self.blind(
+                    "class of an object", frame, node,
+                    "an object known at run time only gets another class",
+                )  # fmt: skip
+
+    def _foreign_base(self, klass: Klass, depth: int = 0) -> Ref | None:
+        for base in klass.bases:
+            for option, _ in options(base):
+                if _names_class(option):
+                    return option  # type: ignore[return-value]
+                if isinstance(option, Klass) and depth < 8:
+                    found = self._foreign_base(option, depth + 1)
+                    if found is not None:
+                        return found
+        return None
+
+    def write_item(
+        self,
+        owner: Value,
+        index: Value,
+        value: Value,
+        frame: Frame,
+        node: ast.AST,
+        syntax: ast.AST | None = None,
+        form: str = "assignment",
+    ) -> None:
+        """``owner[index] = value``."""
+        if isinstance(index, Const) and index.value in DOORS:
+            self.note_door(str(index.value), value, frame, node)
+        for option, guards in options(owner):
+            if isinstance(option, DictOf):
+                if isinstance(index, Const) and isinstance(index.value, str):
+                    self.write(option.owner, index.value, value, frame, node, "__dict__")
+                elif isinstance(option.owner, Ref):
+                    self.blind(
+                        "dynamic name", frame, node,
+                        f"the name written into {option.owner.dotted}.__dict__ is not constant",
+                    )  # fmt: skip
+                continue
+            if isinstance(option, Ref) and option.dotted == "sys.modules":
+                self._write_module(index, value, guards, frame, node)
+                continue
+            if isinstance(option, Item):
+                option = option.owner
+            if not isinstance(option, Ref) or not option.attrs:
+                if isinstance(option, Ref) and is_setting(option, "", value):
+                    continue
+                continue
+            owner_ref = Ref(option.module, option.attrs[:-1])
+            if is_setting(owner_ref, option.attrs[-1], value) or is_setting(option, "[]", value):
+                if option.dotted == "os.environ":
+                    self.setting(index, value)
+                continue
+            if option.root in ("os", "sys"):
+                continue
+            self.emit(
+                frame, node, "item", "register", option, value, guards=guards, key=_key(index)
+            )
+
+    def delete_item(self, owner: Value, index: Value, frame: Frame, node: ast.AST) -> None:
+        """``del owner[index]``."""
+        for option, guards in options(owner):
+            if not isinstance(option, Ref) or option.root == "os":
+                continue
+            if option.dotted == "sys.modules":
+                continue  # a module that is to be imported again: nothing is replaced
+            if option.attrs and option.attrs[-1].lstrip("_").isupper():
+                self.emit(
+                    frame, node, "del", "delete", option, UNKNOWN, guards=guards,
+                    key=_key(index), must_exist=True,
+                )  # fmt: skip
+
+    def _write_module(
+        self,
+        index: Value,
+        value: Value,
+        guards: tuple[Guard, ...],
+        frame: Frame,
+        node: ast.AST,
+    ) -> None:
+        for name, more in options(index):
+            if isinstance(name, Const) and isinstance(name.value, str):
+                if self._interpreter.project.is_own(name.value):
+                    continue
+                target = Ref(name.value)
+                if isinstance(value, Ref) and value.dotted == name.value:
+                    continue
+                if _is_itself(value, name.value):
+                    continue
+                self.emit(
+                    frame, node, "sys.modules", "module", target, value, guards=(*guards, *more)
+                )
+            elif not _own_module_name(name, frame) and not isinstance(value, OwnModule):
+                self.blind(
+                    "dynamic module", frame, node,
+                    "the name written into sys.modules is computed at run time",
+                )  # fmt: skip
+
+    def _action(self, value: Value) -> str:
+        return "value" if is_plain(value) else "replace"
+
+    def setting(self, name: Value, value: Value) -> None:
+        """An environment variable that the project sets."""
+        if isinstance(name, Const) and isinstance(name.value, str):
+            text = str(value.value) if isinstance(value, Const) else "?"
+            self._interpreter.found.settings[name.value] = text
+
+    def note_door(self, name: str, value: Value, frame: Frame, node: ast.AST) -> None:
+        """A hook for workers that is set in a dict."""
+        self._interpreter.calls.door(name, value, frame, node)
+
+    def place(self, frame: Frame, node: ast.AST) -> Place:
+        return Place(
+            frame.module.file, getattr(node, "lineno", 0), getattr(node, "col_offset", 0),
+            getattr(node, "end_lineno", 0) or 0,
+        )  # fmt: skip
+
+    def emit(
+        self,
+        frame: Frame,
+        node: ast.AST,
+        form: str,
+        action: str,
+        target: Value,
+        replacement: Value,
+        *,
+        guards: tuple[Guard, ...] = (),
+        key: str | None = None,
+        edits: tuple[Edit, ...] = (),
+        must_exist: bool = False,
+    ) -> None:
+        """Note a write to something foreign."""
+        if not isinstance(target, (Ref, Item, FilePath)):
+            return
+        root = (
+            target.package
+            if isinstance(target, FilePath)
+            else (target.owner.root if isinstance(target, Item) else target.root)
+        )
+        if self._interpreter.project.is_own(root) or root == "__main__":
+            return
+        if isinstance(target, Ref) and _gives_back(target, replacement):
+            return
+        raw = self.place(frame, node)
+        self._interpreter.found.sightings.append(
+            Sighting(
+                form=form,
+                action=action,
+                target=target,
+                replacement=replacement,
+                place=frame.call or raw,
+                module=(frame.caller_module or frame.module) if frame.call else frame.module,
+                function=frame.caller if frame.call else frame.function,
+                guards=(*frame.guards, *beyond(guards, frame.guards)),
+                key=key,
+                through=raw if frame.call else None,
+                before_call=frame.before_call if frame.call else None,
+                edits=edits,
+                must_exist=must_exist,
+            )
+        )
+
+    def blind(self, kind: str, frame: Frame, node: ast.AST, reason: str) -> None:
+        """Note something that cannot be followed."""
+        spot = BlindSpot(
+            kind,
+            self.place(frame, node),
+            frame.module.line_text(getattr(node, "lineno", 0)),
+            reason,
+        )
+        if spot not in self._interpreter.found.blind_spots:
+            self._interpreter.found.blind_spots.append(spot)
+
+
+def _names_class(value: Value | None) -> bool:
+    """Whether a value stands for a class of somebody's, not for a construct of typing."""
+    return isinstance(value, Ref) and value.root not in (
+        "abc", "typing", "typing_extensions", "builtins", "types", "collections", "enum",
+    )  # fmt: skip
+
+
+def _is_itself(value: Value, name: str) -> bool:
+    """Whether a module is only loaded by hand, from where it lies anyway."""
+    return any(
+        isinstance(v, Result)
+        and last_name(v) == "module_from_spec"
+        and any(
+            isinstance(spec, Inst)
+            and any(
+                isinstance(place, FilePath) and ".".join((place.package, *place.parts)) == name
+                for place in spec.args
+            )
+            for argument in v.args
+            for spec, _ in options(argument)
+        )
+        for v, _ in options(value)
+    )
+
+
+def _gives_back(target: Ref, value: Value) -> bool:
+    """Whether a write only puts the original back."""
+    found = options(value)
+    return bool(found) and all(isinstance(v, Ref) and v.dotted == target.dotted for v, _ in found)
+
+
+def _names_module(value: Result) -> bool:
+    return isinstance(value.func, Ref) and value.func.dotted == "importlib.import_module"
+
+
+def _own_module_name(value: Value, frame: Frame) -> bool:
+    return isinstance(value, Unknown) and value.text == "__name__"
+
+
+def _key(index: Value) -> str:
+    found = [str(v.value) for v, _ in options(index) if isinstance(v, Const)]
+    if found:
+        return found[0]
+    for value, _ in options(index):
+        if isinstance(value, Ref):
+            return value.dotted
+        if isinstance(value, (Func, Klass)):
+            return value.reference
+    return "?"
