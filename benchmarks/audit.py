@@ -44,9 +44,11 @@ def tree(source: Path, folder: Path, files: int, patches: int) -> int:
         target = folder / path.relative_to(source.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_text("utf-8", "replace")
-        if patches and index % (len(paths) // patches) == 0 and index // (
-            len(paths) // patches
-        ) < patches:
+        if (
+            patches
+            and index % (len(paths) // patches) == 0
+            and index // (len(paths) // patches) < patches
+        ):
             module, name = TARGETS[index % len(TARGETS)]
             text += "\n" + FORMS[index % len(FORMS)].format(module=module, name=name)
         target.write_text(text, "utf-8")

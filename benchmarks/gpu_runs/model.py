@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 
-def make(folder: Path, layers: int, seed: int = 0) -> None:
-    """Write it; the spread of the weights makes roundings and routing matter."""
-    import torch
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+def configuration(layers: int) -> Any:
+    from transformers import Qwen3MoeConfig
 
-    torch.manual_seed(seed)
-    config = Qwen3MoeConfig(
+    return Qwen3MoeConfig(
+        architectures=["Qwen3MoeForCausalLM"],
+        dtype="bfloat16",
         vocab_size=151936,
         hidden_size=2048,
         intermediate_size=6144,
@@ -33,15 +33,36 @@ def make(folder: Path, layers: int, seed: int = 0) -> None:
         eos_token_id=2,
         initializer_range=0.02,
     )
+
+
+def spread(name: str) -> tuple[float, float]:
+    """Mean and standard deviation of a parameter, so that roundings and routing matter."""
+    if "norm" in name:
+        return 1.0, 0.2
+    if "embed_tokens" in name:
+        return 0.0, 0.2  # a residual stream of realistic size
+    if "gate.weight" in name or "lm_head" in name:
+        return 0.0, 0.04
+    return 0.0, 0.02
+
+
+def has_weights(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors"))
+
+
+def make(folder: Path, layers: int, *, weights: bool = True, seed: int = 0) -> None:
+    """Write it; without weights, whoever builds the model draws them."""
+    import torch
+    from transformers import Qwen3MoeForCausalLM
+
+    if not weights:
+        configuration(layers).save_pretrained(folder)
+        return
+    torch.manual_seed(seed)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
-        model = Qwen3MoeForCausalLM(config)
+        model = Qwen3MoeForCausalLM(configuration(layers))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.copy_(1 + 0.2 * torch.randn_like(parameter))
-            elif "embed_tokens" in name:
-                parameter.mul_(10)  # a residual stream of realistic size
-            elif "gate.weight" in name or "lm_head" in name:
-                parameter.mul_(2)
+            parameter.normal_(*spread(name))
     model.save_pretrained(folder, max_shard_size="20GB")

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 # What is compared. The first two are vLLM alone.
-KINDS = ("stock", "batch_invariant", "vllm_bi", "vllm_bi_fast")
+KINDS = ("stock", "batch_invariant", "vllm_bi", "vllm_bi_fast", "tp_independent")
 CAPTURED = [1, 2, 4, 8, 16, 32, 64, 128, 192, 256]
 VOCABULARY = 151936
 
 
 def patched(kind: str) -> bool:
-    return kind.startswith("vllm_bi")
+    return kind not in ("stock", "batch_invariant")
 
 
 def environment(kind: str, scratch: Path, *, tag: str = "") -> dict[str, str]:
@@ -85,9 +85,7 @@ def arguments(
     if patched(kind):
         # Without this the norm is inductor's own and the patch is never reached.
         compilation["custom_ops"] = ["none", "+rms_norm"]
-        found["worker_extension_cls"] = (
-            "patchkit_adapters.qwen3_moe.cuda_weights.CudaWorkerExtension"
-        )
+        found["worker_extension_cls"] = "patchkit.runtime.extension.WorkerExtension"
     return found
 
 
@@ -144,6 +142,113 @@ def counters(llm: Any) -> dict[str, float]:
     return {m.name: m.value for m in llm.get_metrics() if m.name in wanted}
 
 
+def fingerprint(llm: Any, path: Path) -> dict[str, Any]:
+    """The bits of fixed requests, written to ``path``, and their digests.
+
+    ``scored`` are log-probabilities of given tokens (prefill), ``drawn`` of tokens that
+    the engine sampled itself, each request with a seed of its own (decode). Engines with
+    equal weights and equal bits have equal fingerprints.
+    """
+    import hashlib
+
+    import torch
+    from vllm import SamplingParams
+
+    fixed: dict[str, Any] = {"temperature": 1.0, "detokenize": False, "ignore_eos": True}
+    given = prompts(900, 256, 256, 256)
+    answers = llm.generate(
+        [{"prompt_token_ids": p} for p in given],
+        SamplingParams(max_tokens=1, prompt_logprobs=0, seed=0, **fixed),
+        use_tqdm=False,
+    )
+    scored = [
+        step[token].logprob
+        for prompt, answer in zip(given, answers, strict=True)
+        for token, step in zip(prompt[1:], answer.prompt_logprobs[1:], strict=True)
+    ]
+    asked = prompts(901, 128)
+    answers = llm.generate(
+        [{"prompt_token_ids": p} for p in asked],
+        [SamplingParams(max_tokens=128, logprobs=0, seed=i, **fixed) for i in range(len(asked))],
+        use_tqdm=False,
+    )
+    outputs = [answer.outputs[0] for answer in answers]
+    drawn = [
+        step[token].logprob
+        for output in outputs
+        for token, step in zip(output.token_ids, output.logprobs, strict=True)
+    ]
+    bits = {
+        "scored": torch.tensor(scored, dtype=torch.float32),
+        "drawn": torch.tensor(drawn, dtype=torch.float32),
+        "drawn_tokens": torch.tensor([t for o in outputs for t in o.token_ids]),
+    }
+    torch.save(bits, path)
+    return {
+        name: {
+            "count": values.numel(),
+            "sha256": hashlib.sha256(values.numpy().tobytes()).hexdigest(),
+        }
+        for name, values in bits.items()
+    }
+
+
+def compare_bits(paths: list[Path]) -> list[dict[str, Any]]:
+    """Every fingerprint against the first: how many values have other bits."""
+    import torch
+
+    def bits(values: Any) -> Any:
+        return values.view(torch.int32) if values.dtype == torch.float32 else values
+
+    loaded = [torch.load(path) for path in paths]
+    found = []
+    for path, one in zip(paths[1:], loaded[1:], strict=True):
+        entry: dict[str, Any] = {"first": paths[0].stem, "second": path.stem}
+        for name, values in one.items():
+            other = loaded[0][name]
+            entry[name] = {
+                "values": values.numel(),
+                "differ": int((bits(values) != bits(other)).sum()),
+            }
+        found.append(entry)
+    return found
+
+
+def start_once(
+    model: Path, kind: str, path: Path, *, tensor_parallel: int, expert_parallel: bool
+) -> None:
+    """One start of an engine, its fingerprint, and the end of the process."""
+    code = 1
+    try:
+        from vllm import LLM
+
+        begin = time.perf_counter()
+        llm = LLM(
+            **arguments(
+                model,
+                kind,
+                tensor_parallel=tensor_parallel,
+                expert_parallel=expert_parallel,
+                chunk=2048,
+                cache_gib=1.0,
+            )
+        )
+        loaded = time.perf_counter() - begin
+        found = {
+            "kind": kind,
+            "tensor_parallel": tensor_parallel,
+            "expert_parallel": expert_parallel,
+            "load_s": round(loaded, 1),
+            "fingerprint": fingerprint(llm, path.with_suffix(".bits")),
+        }
+        path.write_text(json.dumps(found, indent=1))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def serve(model: Path, kind: str, seed: int) -> None:
     """:func:`_serve`, ending at once: an ordinary exit would wait for the engine's processes."""
     code = 1
@@ -158,7 +263,7 @@ def serve(model: Path, kind: str, seed: int) -> None:
 
 def _serve(model: Path, kind: str, seed: int) -> None:
     """Load an engine, then measure on request: ``CONCURRENT SECONDS`` on stdin, JSON on stdout."""
-    os.environ.update({"VLLM_ENABLE_V1_MULTIPROCESSING": "1"})
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     from vllm import LLM
 
     begin = time.perf_counter()

@@ -105,24 +105,39 @@ class Padded:
 
 
 class Trainer:
-    """Parameters and AdamW states in bf16, one FSDP2 unit per decoder layer.
+    """Parameters and optimizer states in bf16, one FSDP2 unit per decoder layer.
 
     Args:
-        model: Checkpoint folder.
-        learning_rate: Of AdamW.
+        model: Checkpoint folder; without weights in it they are drawn at random, each
+            rank its own shards, so that a model needs no more memory than they do.
+        optimizer: ``adamw`` or ``sgd``, which has no state.
+        learning_rate: Of the optimizer.
         budget: Real tokens per packed batch.
     """
 
-    def __init__(self, model: Path, *, learning_rate: float = 2e-4, budget: int = 16384) -> None:
+    def __init__(
+        self,
+        model: Path,
+        *,
+        optimizer: str = "adamw",
+        learning_rate: float = 2e-4,
+        budget: int = 16384,
+    ) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
         from transformers import Qwen3MoeForCausalLM
 
+        from benchmarks.gpu_runs.model import has_weights
+
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.budget = budget
-        self.model = Qwen3MoeForCausalLM.from_pretrained(
-            model, dtype=torch.bfloat16, attn_implementation="sdpa"
-        ).to("cuda")
+        loaded = has_weights(model)
+        if loaded:
+            self.model = Qwen3MoeForCausalLM.from_pretrained(
+                model, dtype=torch.bfloat16, attn_implementation="sdpa"
+            ).to("cuda")
+        else:
+            self.model = _on_meta(model)
         self.model.train()
         self.experts_implementation = getattr(self.model.config, "_experts_implementation", "?")
         mesh = init_device_mesh("cuda", (self.world,))
@@ -130,9 +145,22 @@ class Trainer:
         for layer in self.model.model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(self.model, mesh=mesh, mp_policy=policy)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=learning_rate, weight_decay=0.0, fused=True
-        )
+        if not loaded:
+            _draw(self.model, self.rank)
+        if optimizer == "adamw":
+            self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+                self.model.parameters(), lr=learning_rate, weight_decay=0.0, fused=True
+            )
+        else:
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate)
+
+    def reshard(self) -> None:
+        """Take gathered parameters apart again: a forward alone leaves the outermost whole."""
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     # --- one batch ------------------------------------------------------------
 
@@ -192,13 +220,41 @@ class Trainer:
                 found.update(zip(indices, parts, strict=True))
         return found
 
-    def step(self, samples: Sequence[Sample], advantages: Sequence[float]) -> dict[str, Any]:
-        """One policy-gradient step; returns the training forward's log-probabilities too."""
+    @torch.no_grad()
+    def stock_replay(self, samples: Sequence[Sample]) -> dict[int, Tensor]:
+        """The same as Hugging Face computes it, with batches of similar lengths."""
+        found: dict[int, Tensor] = {}
+        for indices, repeat in self.batches(samples):
+            values = self.stock(Padded.of([samples[i] for i in indices]))
+            if not repeat:
+                parts = values.cpu().split([len(samples[i].tokens) for i in indices])
+                found.update(zip(indices, parts, strict=True))
+        return found
+
+    def step(
+        self,
+        samples: Sequence[Sample],
+        advantages: Sequence[float],
+        *,
+        prove: Callable[[Sequence[int], Tensor], None] | None = None,
+        exact: bool = True,
+    ) -> dict[str, Any]:
+        """One policy-gradient step; returns the training forward's log-probabilities too.
+
+        Args:
+            samples: Of all ranks.
+            advantages: One per sample.
+            prove: Called with the samples of each batch and their log-probabilities
+                before that batch's backward; raises where they are not the rollout's.
+            exact: The exact forward, or Hugging Face's own.
+        """
         total = sum(len(s.tokens) for s in samples)
         found: dict[int, Tensor] = {}
         for indices, repeat in self.batches(samples):
             batch = [samples[i] for i in indices]
-            values = self.exact(Packed.of(batch))
+            values = self.exact(Packed.of(batch)) if exact else self.stock(Padded.of(batch))
+            if prove is not None:
+                prove(indices, values)
             old = torch.tensor([v for s in batch for v in s.logprobs], device="cuda")
             weight = torch.tensor(
                 [advantages[i] for i in indices for _ in samples[i].tokens], device="cuda"
@@ -210,10 +266,42 @@ class Trainer:
                 found.update(zip(indices, parts, strict=True))
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        if not bool(torch.isfinite(norm)):
+            raise FloatingPointError(f"gradient norm is {float(norm)}; no step was taken")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
         return {"logprobs": found, "grad_norm": float(norm)}
+
+
+def _on_meta(folder: Path) -> Any:
+    from transformers import AutoConfig, Qwen3MoeForCausalLM
+
+    config = AutoConfig.from_pretrained(folder)
+    config._attn_implementation = "sdpa"
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            return Qwen3MoeForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _draw(model: Any, rank: int) -> None:
+    """Random weights of the spread of :mod:`benchmarks.gpu_runs.model`, shard by shard."""
+    from benchmarks.gpu_runs.model import spread
+
+    model.to_empty(device="cuda")
+    # Not a parameter, so nothing else would fill it.
+    rotary = type(model.model.rotary_emb)
+    model.model.rotary_emb = rotary(config=model.config, device="cuda")
+    with torch.no_grad():
+        for number, (name, parameter) in enumerate(model.named_parameters()):
+            made = torch.Generator("cuda").manual_seed(number * 1009 + rank)
+            local = parameter.to_local()
+            mean, width = spread(name)
+            local.normal_(mean, width, generator=made)
 
 
 # --- timing ---------------------------------------------------------------------
@@ -327,11 +415,12 @@ def _gradients(trainer: Trainer, samples: Sequence[Sample]) -> dict[str, Any]:
     exact = collect(trainer.exact, Packed.of(samples))
     stock = collect(trainer.stock, Padded.of(samples))
     trainer.optimizer.zero_grad(set_to_none=True)
-    dot = sum((exact[n].float() * stock[n].float()).sum().double() for n in exact)
-    left = sum(exact[n].float().pow(2).sum().double() for n in exact)
-    right = sum(stock[n].float().pow(2).sum().double() for n in exact)
+    dot, left, right = (
+        torch.stack([(a[n].float() * b[n].float()).sum().double() for n in exact]).sum()
+        for a, b in ((exact, stock), (exact, exact), (stock, stock))
+    )
     finite = all(bool(torch.isfinite(g).all()) for g in exact.values())
-    worst = {}
+    worst: dict[str, float] = {}
     for name in exact:
         kind = ".".join(part for part in name.split(".") if not part.isdigit())
         cosine = torch.nn.functional.cosine_similarity(

@@ -1,0 +1,90 @@
+"""What is run together: waves of runs that fit the memory of the GPUs side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of ``benchmarks/gpu.py`` (or the conformance tests) in a wave."""
+
+    name: str
+    arguments: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    limit_s: float = 480.0
+
+
+def _on(gpu: int) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": str(gpu)}
+
+
+def _exact(name: str, *arguments: str, gpu: int | None = None, limit_s: float = 480.0) -> Run:
+    return Run(
+        name=name,
+        arguments=("exact", *arguments),
+        environment={} if gpu is None else _on(gpu),
+        limit_s=limit_s,
+    )
+
+
+_TWO = ("--tensor-parallel", "2", "--cache-gib", "0.5")
+_FREE = (
+    *("--kind", "tp_independent", "--prompts", "256,128", "--fingerprint"),
+    *("--optimizer", "sgd", "--learning-rate", "20"),
+)
+
+MODEL = Run(name="model", arguments=("model",), environment=_on(0), limit_s=120)
+DEEP_MODEL = Run(
+    name="model-48-layers",
+    arguments=("model", "--model", "/dev/shm/patchkit-deep", "--layers", "48", "--no-weights"),
+    limit_s=60,
+)
+TESTS = Run(name="tests", arguments=("tests",), environment=_on(1), limit_s=240)
+
+# Two workers: the engine's own topologies, and the profile that does not show them.
+RANKS = (
+    _exact("exact-vllm_bi-tp2", *_TWO, "--kind", "vllm_bi"),
+    _exact("exact-tp_independent-tp2", *_TWO, *_FREE),
+    _exact("exact-tp_independent-tp2-ep", *_TWO, *_FREE, "--expert-parallel"),
+)
+ALONE = (
+    _exact("exact-tp_independent-tp1", *_FREE, gpu=0),
+    *(
+        Run(
+            name=f"start-{kind}-{number}",
+            arguments=("start", "--kind", kind),
+            environment=_on(gpu),
+            limit_s=300,
+        )
+        for kind, number, gpu in (
+            ("vllm_bi", 1, 1),
+            ("vllm_bi", 2, 1),
+            ("vllm_bi", 3, 1),
+            ("vllm_bi", 4, 1),
+            ("vllm_bi", 5, 0),
+        )
+    ),
+)
+DEEP = (
+    _exact(
+        "exact-vllm_bi-tp2-48-layers",
+        *("--model", "/dev/shm/patchkit-deep", "--tensor-parallel", "2", "--kind", "vllm_bi"),
+        *("--prompts", "160,160,160,160", "--cache-gib", "2.5"),
+        *("--optimizer", "sgd", "--learning-rate", "20", "--budget", "4096"),
+        limit_s=575,
+    ),
+)
+GRPO = tuple(
+    Run(name=f"grpo-{kind}", arguments=("grpo", "--kind", kind), environment=_on(gpu), limit_s=300)
+    for kind, gpu in (("stock", 0), ("vllm_bi", 1))
+)
+
+PLANS: dict[str, tuple[tuple[Run, ...], ...]] = {
+    "one": ((MODEL,), (_exact("exact-vllm_bi-tp1", gpu=0),), (ALONE[0],), (GRPO[0],)),
+    "prepare": ((MODEL, DEEP_MODEL, TESTS),),
+    "ranks": ((MODEL,), RANKS),
+    "alone": ((MODEL,), ALONE),
+    "deep": ((DEEP_MODEL,), DEEP),
+    "grpo": ((MODEL,), GRPO),
+}
