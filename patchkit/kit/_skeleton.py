@@ -329,7 +329,7 @@ def markdown_table(look: Look) -> str:
 def steps(name: str, look: Look) -> str:
     """What an author does next, as a numbered list."""
     package = package_of(name)
-    listed = [f"`pip install --no-build-isolation -e {name}`"]
+    listed = [f"`pip install -e {name}`"]
     if look.missing:
         count = len(look.missing)
         what = "thing is" if count == 1 else "things are"

@@ -21,6 +21,7 @@ from typing import Any
 import orjson
 
 from patchkit.engine import Adapter, Patch, find_adapter, inspect_plan, resolve_reference
+from patchkit.errors import PatchkitError
 from patchkit.parity import rollout_engine as engines
 from patchkit.parity.workload import mixed_prompts
 from patchkit.runtime.environment import Environment
@@ -61,9 +62,15 @@ Answer = tuple[AblationCase, Sequences | None]
 
 
 def without(adapter: Adapter, side: str, symbol: str) -> Adapter:
-    """The same adapter with one patch less."""
+    """The same adapter with one patch less.
+
+    It declares no submodules any more: a refusal because of a class that lost its patch
+    would count as noticed, whatever the bits are.
+    """
     kept = tuple(p for p in adapter.patches(side) if p.identity != symbol)
-    return replace(adapter, rollout=kept) if side == "rollout" else replace(adapter, trainer=kept)
+    if side == "rollout":
+        return replace(adapter, rollout=kept, modules=())
+    return replace(adapter, trainer=kept, modules=())
 
 
 def ablate(adapter_name: str, profile: str | None = None) -> list[AblationCase]:
@@ -129,24 +136,39 @@ def _forked(
     model: Path,
     sequences: Sequences | None,
 ) -> Answer:
-    """Run one case in a child process; without sequences, it samples its own."""
+    """Run one case in a child process; without sequences, it samples its own.
+
+    Raises:
+        PatchkitError: The process ended by itself and said nothing: that is a fault of
+            the trial, and not a patch that was missed.
+    """
+    if case.side:
+        adapter = without(adapter, case.side, case.symbol)
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
+        status = 70
         try:
             os.close(read)
             _silence()
             done, sampled = _child(adapter, case, profile, model, sequences)
             with os.fdopen(write, "wb") as pipe:
                 pipe.write(orjson.dumps([asdict(done), sampled]))
+            status = 0
         finally:
-            os._exit(0)
+            os._exit(status)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
         data = pipe.read()
     _, status = os.waitpid(pid, 0)
     if not data:
-        return replace(case, error=f"process ended with status {status}"), None
+        if os.WIFSIGNALED(status):
+            # Native code that read what a missing patch left in another layout.
+            return replace(case, error=f"killed by signal {os.WTERMSIG(status)}"), None
+        raise PatchkitError(
+            f"ablation: the process without {case.symbol or 'nothing'} ended with status "
+            f"{os.waitstatus_to_exitcode(status)} and gave no answer"
+        )
     done, sampled = orjson.loads(data)
     return AblationCase(**done), sampled
 
@@ -166,8 +188,6 @@ def _child(
 ) -> Answer:
     import patchkit
 
-    if case.side:
-        adapter = without(adapter, case.side, case.symbol)
     try:
         # Both sides before the engine: afterwards its objects are frozen, and
         # installing is refused.
@@ -176,7 +196,7 @@ def _child(
             patchkit.install(adapter=adapter, side="rollout", profile=profile.name)
             sequences = _sample(profile, model)
         return _replayed(case, resolve_reference(adapter.logprobs), model, sequences), sequences
-    except Exception as error:
+    except BaseException as error:  # SystemExit, too: an engine that gives up is an answer
         return replace(case, error=f"{type(error).__name__}: {error}"[:300]), None
 
 
