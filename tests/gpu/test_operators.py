@@ -11,7 +11,8 @@ pytest.importorskip("triton")
 
 from patchkit.providers import cuda  # noqa: E402
 from patchkit.providers.cuda.attention import attention_forward  # noqa: E402
-from patchkit.providers.cuda.experts import _combine, experts_forward  # noqa: E402
+from patchkit.providers.cuda import sums  # noqa: E402
+from patchkit.providers.cuda.experts import _combine, expert_outputs, experts_forward  # noqa: E402
 from patchkit.providers.cuda.linear import Tile, linear_forward  # noqa: E402
 from patchkit.providers.cuda.router import route_forward  # noqa: E402
 
@@ -217,7 +218,8 @@ def expert_layer(device: str, tokens: int, *, count: int = 16, hidden: int = 128
 @pytest.mark.parametrize("rows", [1, 2, 33, 64, 129])
 @pytest.mark.parametrize(
     "topology", [TP1, cuda.RolloutTopology(tensor_parallel=2),
-                 cuda.RolloutTopology(tensor_parallel=2, expert_parallel=True)],
+                 cuda.RolloutTopology(tensor_parallel=2, expert_parallel=True),
+                 cuda.AnyTopology()],
 )  # fmt: skip
 def test_experts_rows_do_not_see_each_other(
     device: str, rows: int, topology: cuda.RolloutTopology
@@ -236,8 +238,9 @@ def test_expert_tile_is_not_visible(device: str, m: int, n: int, k: int) -> None
     layer = expert_layer(device, 70)
     tile = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "GROUP_SIZE_M": 8,
             "SPLIT_K": 1, "num_warps": 4, "num_stages": 3}  # fmt: skip
-    other, _ = experts_forward(*layer, TP1, tile=tile)
-    assert torch.equal(experts_forward(*layer, TP1)[0], other)
+    for topology in (TP1, cuda.AnyTopology()):
+        other, _ = experts_forward(*layer, topology, tile=tile)
+        assert torch.equal(experts_forward(*layer, topology)[0], other)
 
 
 def test_combination_equals_the_engines(device: str) -> None:
@@ -280,8 +283,37 @@ def test_expert_blocks_are_two_ranks_and_an_all_reduce(device: str) -> None:
     assert torch.equal(both, total)
 
 
+@pytest.mark.parametrize("tokens", [1, 40, 300])
+@pytest.mark.parametrize("expert_parallel", [False, True])
+def test_exact_experts_do_not_show_their_ranks(
+    device: str, tokens: int, expert_parallel: bool
+) -> None:
+    x, chosen, weights, w13, w2 = expert_layer(device, tokens)
+    whole = experts_forward(x, chosen, weights, w13, w2, cuda.AnyTopology())[0]
+    half, gate_and_up = w2.shape[2] // 2, w13.chunk(2, dim=1)
+    parts = []
+    for rank in (0, 1):
+        if expert_parallel:
+            cut = slice(rank * 8, rank * 8 + 8)
+            local = torch.full((16,), -1, dtype=torch.int32, device=device)
+            local[cut] = torch.arange(8, dtype=torch.int32, device=device)
+            each, _ = expert_outputs(
+                x, chosen, weights, w13[cut], w2[cut], slices=2, experts=16, expert_map=local
+            )
+        else:
+            cut = slice(rank * half, (rank + 1) * half)
+            own = torch.cat([t[:, cut] for t in gate_and_up], dim=1).contiguous()
+            each, _ = expert_outputs(x, chosen, weights, own, w2[:, :, cut].contiguous(), slices=1)
+        parts.append(sums.partial_sum(each))
+    assert torch.equal(sums.rounded(parts[0] + parts[1]), whole)
+    assert torch.equal(sums.rounded(parts[1] + parts[0]), whole)
+
+
+@pytest.mark.parametrize("topology", [TP1, cuda.AnyTopology()])
 @pytest.mark.parametrize("tokens", [7, 90])
-def test_experts_gradient(device: str, tokens: int) -> None:
+def test_experts_gradient(
+    device: str, tokens: int, topology: cuda.RolloutTopology | cuda.AnyTopology
+) -> None:
     x, chosen, weights, w13, w2 = expert_layer(device, tokens)
     grad = draw(device, *x.shape, seed=5)
     a = [leaf(x), leaf(weights), leaf(w13), leaf(w2)]
@@ -290,7 +322,7 @@ def test_experts_gradient(device: str, tokens: int) -> None:
     gate, up = torch.einsum("th,tkfh->tkf", b[0], b[2][picked]).chunk(2, -1)
     each = torch.einsum("tkf,tkhf->tkh", torch.nn.functional.silu(gate) * up, b[3][picked])
     expected = (each * b[1][..., None]).sum(1)
-    output = cuda.experts(a[0], chosen, a[1], a[2], a[3], TP1)
+    output = cuda.experts(a[0], chosen, a[1], a[2], a[3], topology)
     assert relative_error(output.detach(), expected.detach()) < 1e-2
     for one, other in zip(gradients(output, a, grad), gradients(expected, b, grad), strict=True):
         assert relative_error(one, other) < 2e-2
