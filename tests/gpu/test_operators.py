@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from patchkit.providers import cuda  # noqa: E402
-from patchkit.providers.cuda.attention import attention_forward  # noqa: E402
 from patchkit.providers.cuda import sums  # noqa: E402
+from patchkit.providers.cuda.attention import attention_forward  # noqa: E402
 from patchkit.providers.cuda.experts import _combine, expert_outputs, experts_forward  # noqa: E402
 from patchkit.providers.cuda.linear import Tile, linear_forward  # noqa: E402
 from patchkit.providers.cuda.router import route_forward  # noqa: E402
