@@ -20,6 +20,7 @@ _EXPORTS = {
     "Layout": "layout",
     "OperatorKey": "recording",
     "Recording": "recording",
+    "Workload": "setup",
     "compare": "compare",
     "read_run": "runs",
     "render_diagnosis": "page",

@@ -33,12 +33,14 @@ KINDS = {
     "tie": "experts with equal probabilities are chosen in another order",
     "choice": "other experts are chosen from equal router logits",
     "order of combination": "the experts' outputs are added in another order",
-    "order of reduction": "the same sum is taken in another order",
+    "combination rounding": "the experts' outputs are rounded before they are added",
+    "order of reduction": "the same sum is taken in another order, or rounded in between",
     "transposed weights": "one side holds the weight transposed",
     "stale weights": "one side holds the weight of an earlier policy version",
     "other weights": "the two sides hold other weights",
     "layout": "the same numbers stand in another order",
     "stale cache": "attention read other keys and values than this run computed",
+    "temperature": "one side's log-probabilities are of logits divided by a temperature",
     "scale": "one side's values are the other's times a constant",
     "formula": "the two sides compute something else",
     "not measured": "no values were held, so only the place is known",
@@ -90,6 +92,7 @@ class _Case:
     config: Mapping[str, Any]
     fetch: Fetch
     vector: Vector
+    cached: Mapping[int, int]
 
     def before(self, *ops: str) -> Tensor | None:
         """Trainer's values, at these rows, of an operator of the same layer."""
@@ -108,12 +111,7 @@ class _Case:
         found = [index.get((int(s), int(p))) for s, p in self.rows]
         if any(i is None for i in found):
             return None
-        values = b.values[torch.tensor(found)]
-        # The trainer's value before rounding; what the next operator read is rounded.
-        cell = next((c for c in self.comparison.cells if c.key == key), None)
-        if cell is not None and cell.dtypes[1] == "bfloat16" and values.is_floating_point():
-            values = values.to(torch.bfloat16).float()
-        return values
+        return b.values[torch.tensor(found)]
 
 
 def guess(
@@ -123,6 +121,7 @@ def guess(
     config: Mapping[str, Any],
     fetch: Fetch,
     vector: Vector = lambda key: None,
+    cached: Mapping[int, int] | None = None,
 ) -> list[Cause]:
     """Explanations of the first difference, the likeliest first; never none.
 
@@ -132,6 +131,7 @@ def guess(
         config: The model's ``config.json``.
         fetch: Values of an operator on both sides, where they were held.
         vector: The weight of a norm, which both sides share.
+        cached: Tokens of each sequence that came from the engine's prefix cache.
     """
     found = list(_weights(first))
     held = fetch(first.key)
@@ -143,8 +143,6 @@ def guess(
     rows = _aligned_rows(*held)
     if a.is_floating_point():
         a, b = a.float(), b.float()
-        if first.dtypes[1] == "bfloat16":
-            b = b.to(torch.bfloat16).float()
     case = _Case(
         cell=first,
         a=a,
@@ -155,6 +153,7 @@ def guess(
         config=config,
         fetch=fetch,
         vector=vector,
+        cached=cached or {},
     )
     if not bool(case.wrong.any()):
         return found or [
@@ -285,26 +284,68 @@ def _scale(case: _Case) -> Iterator[Cause]:
 
 @dataclass(frozen=True, slots=True)
 class _Explained:
-    """How many rows a hypothesis reproduces, of each side."""
+    """How many of the elements that differ a hypothesis reproduces, of each side."""
 
     names: tuple[str, ...]
     a: int
     b: int
 
 
-def _explained(
-    case: _Case, hypotheses: Iterator[tuple[tuple[str, ...], Tensor]]
-) -> list[_Explained]:
-    """Asked of the differing rows alone: elsewhere the hypotheses may agree."""
-    a, b = case.a[case.wrong], case.b[case.wrong]
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """The hypothesis of each side, and how much it explains."""
+
+    rollout: tuple[str, ...]
+    trainer: tuple[str, ...]
+    elements: int
+    explained: tuple[int, int]
+
+    def told(self, part: int) -> str:
+        """``x explains 12 of 12 differing elements of the rollout, y 11 of 12 of …``"""
+        a, b = self.explained
+        return (
+            f"{self.rollout[part]} explains {_share(a, self.elements)} differing elements of the "
+            f"rollout, {self.trainer[part]} {_share(b, self.elements)} of the trainer's"
+        )
+
+    def differs(self, part: int) -> bool:
+        return self.rollout[part] != self.trainer[part]
+
+
+def _judge(
+    case: _Case,
+    hypotheses: Iterator[tuple[tuple[str, ...], Tensor]],
+    preferred: frozenset[str] = frozenset(),
+) -> _Verdict | None:
+    """Find what explains each side; None where nothing explains nearly all of it.
+
+    Asked of the differing elements alone: elsewhere the hypotheses may well agree. Of
+    several that explain as much, the two that are most alike are taken, and of these
+    the ones that a module's own settings name.
+    """
+    unequal = case.a != case.b
+    a, b = case.a[unequal], case.b[unequal]
     found = []
     for names, values in hypotheses:
-        v = values[case.wrong]
-        # A sum taken in another order may move a value to its neighbour; a row counts
-        # when at most one element in fifty has moved.
-        near = [int(((v != side).double().mean(-1) <= 0.02).sum()) for side in (a, b)]
-        found.append(_Explained(names, *near))
-    return found
+        v = values[unequal]
+        found.append(_Explained(names, int((v == a).sum()), int((v == b).sum())))
+    if not found or not len(a):
+        return None
+    # A sum taken in another order moves some elements, whatever the hypothesis.
+    enough, slack = 0.9 * len(a), 0.02 * len(a)
+    best_a, best_b = max(e.a for e in found), max(e.b for e in found)
+    if best_a < enough or best_b < enough:
+        return None
+    pairs = [(x, y) for x in found if x.a >= best_a - slack for y in found if y.b >= best_b - slack]
+
+    def unlike(pair: tuple[_Explained, _Explained]) -> tuple[int, int, int]:
+        x, y = pair
+        differences = sum(i != j for i, j in zip(x.names, y.names, strict=True))
+        known = sum(name in preferred for name in (*x.names, *y.names))
+        return differences, -known, -(x.a + y.b)
+
+    x, y = min(pairs, key=unlike)
+    return _Verdict(x.names, y.names, len(a), (x.a, y.b))
 
 
 def _norm(case: _Case) -> Iterator[Cause]:
@@ -335,42 +376,15 @@ def _norm(case: _Case) -> Iterator[Cause]:
                 yield (where, f"{eps:g}", "two roundings"), twice.reshape(len(x), -1)
                 yield (where, f"{eps:g}", "one rounding"), once.reshape(len(x), -1)
 
-    best_a, best_b = _best(_explained(case, hypotheses()), int(case.wrong.sum()))
-    if best_a is None or best_b is None:
+    verdict = _judge(case, hypotheses(), frozenset(f"{eps:g}" for eps in own))
+    if verdict is None:
         return
-    total = int(case.wrong.sum())
-    told = f"explains {_share(best_a.a, total)} differing rows of the rollout"
-    if best_a.names[1] != best_b.names[1]:
-        yield Cause(
-            kind="epsilon",
-            evidence=f"{best_a.names[1]} {told}, {best_b.names[1]} "
-            f"{_share(best_b.b, total)} of the trainer",
-            certain=True,
-        )
-    if best_a.names[0] != best_b.names[0]:
-        yield Cause(
-            kind="unrounded residual",
-            evidence=f"{best_a.names[0]} {told}, {best_b.names[0]} "
-            f"{_share(best_b.b, total)} of the trainer",
-            certain=True,
-        )
-    if best_a.names[:2] == best_b.names[:2] and best_a.names[2] != best_b.names[2]:
-        yield Cause(
-            kind="dtype",
-            evidence=f"{best_a.names[2]} before and after the weight {told}; "
-            f"{best_b.names[2]} {_share(best_b.b, total)} of the trainer",
-            certain=True,
-        )
-
-
-def _best(found: list[_Explained], total: int) -> tuple[_Explained | None, _Explained | None]:
-    """The hypothesis that explains most of each side; None where none explains nearly all."""
-    enough = 0.9 * total
-    a = max(found, key=lambda e: (e.a, e.b), default=None)
-    b = max(found, key=lambda e: (e.b, e.a), default=None)
-    if a is None or b is None or a.a < enough or b.b < enough:
-        return None, None
-    return a, b
+    if verdict.differs(1):
+        yield Cause(kind="epsilon", evidence=verdict.told(1), certain=True)
+    if verdict.differs(0):
+        yield Cause(kind="unrounded residual", evidence=verdict.told(0), certain=True)
+    if verdict.differs(2):
+        yield Cause(kind="dtype", evidence=verdict.told(2), certain=True)
 
 
 def _products(op: str) -> tuple[str, ...]:
@@ -415,23 +429,18 @@ def _residual(case: _Case) -> Iterator[Cause]:
     truncated = (exact.view(torch.int32) & -65536).view(torch.float32)
 
     def hypotheses() -> Iterator[tuple[tuple[str, ...], Tensor]]:
-        yield ("rounded to the nearest bf16 number",), _bf16(exact)
-        yield ("cut off after the bits of bf16",), truncated
-        yield ("kept in float32",), exact
+        yield ("the sum rounded to the nearest bf16 number",), _bf16(exact)
+        yield ("the sum cut off after the bits of bf16",), truncated
+        yield ("the sum kept in float32",), exact
 
-    count = int(case.wrong.sum())
-    best_a, best_b = _best(_explained(case, hypotheses()), count)
-    if best_a is not None and best_b is not None and best_a.names != best_b.names:
-        yield Cause(
-            kind="residual rounding",
-            evidence=f"the sum {best_a.names[0]} explains {_share(best_a.a, count)} differing "
-            f"rows of the rollout, {best_b.names[0]} {_share(best_b.b, count)} of the trainer",
-            certain=True,
-        )
+    verdict = _judge(case, hypotheses())
+    if verdict is not None and verdict.differs(0):
+        yield Cause(kind="residual rounding", evidence=verdict.told(0), certain=True)
         return
     yield Cause(
         kind="residual rounding",
-        evidence=f"equal addends, and sums that differ in {_share(count, len(case.wrong))} rows",
+        evidence="equal addends, and sums that differ in "
+        f"{_share(int(case.wrong.sum()), len(case.wrong))} rows",
         certain=False,
     )
 
@@ -448,25 +457,14 @@ def _rotation(case: _Case) -> Iterator[Cause]:
     start = torch.from_numpy(case.rows[:, 1] == 0)
     at_zero = bool((start & case.wrong).any())
     if x is not None and theta and size and x.shape[-1] % size == 0:
-        count = int(case.wrong.sum())
-        found = _explained(case, _rotations(x, case.rows[:, 1], float(theta), int(size)))
-        best_a, best_b = _best(found, count)
-        if best_a is not None and best_b is not None and best_a.names[0] != best_b.names[0]:
-            yield Cause(
-                kind="cos/sin precision",
-                evidence=f"{best_a.names[0]} cosines explain {_share(best_a.a, count)} differing "
-                f"rows of the rollout, {best_b.names[0]} {_share(best_b.b, count)} of the trainer"
-                + ("" if at_zero else "; at position 0, where they are exact, nothing differs"),
-                certain=True,
-            )
+        tables = _rotations(x, case.rows[:, 1], float(theta), int(size))
+        verdict = _judge(case, tables)
+        if verdict is not None and verdict.differs(0):
+            more = "" if at_zero else "; at position 0, where they are exact, nothing differs"
+            yield Cause(kind="cos/sin precision", evidence=verdict.told(0) + more, certain=True)
             return
-        if best_a is not None and best_b is not None and best_a.names[1] != best_b.names[1]:
-            yield Cause(
-                kind="dtype",
-                evidence=f"{best_a.names[1]} explains {_share(best_a.a, count)} differing rows "
-                f"of the rollout, {best_b.names[1]} {_share(best_b.b, count)} of the trainer",
-                certain=True,
-            )
+        if verdict is not None and verdict.differs(1):
+            yield Cause(kind="dtype", evidence=verdict.told(1), certain=True)
             return
     if not at_zero and bool(start.any()):
         yield Cause(
@@ -483,7 +481,7 @@ def _rotations(
     angle = torch.from_numpy(positions).float()[:, None] * (1.0 / theta**exponent)[None]
     halves = x.view(len(x), -1, size)
     first, second = halves[..., : size // 2], halves[..., size // 2 :]
-    for name, round_table in (("float32", lambda t: t), ("bf16", _bf16)):
+    for name, round_table in (("a float32 table", lambda t: t), ("a bf16 table", _bf16)):
         cos, sin = round_table(angle.cos())[:, None], round_table(angle.sin())[:, None]
         for how, inner in (
             ("one rounding", lambda t: t),
@@ -537,6 +535,11 @@ def _choice(case: _Case) -> Iterator[Cause]:
     )
 
 
+# A few float32 terms added in another order differ in their last bit, which moves one
+# bf16 number in some tens of thousands; what is rounded to bf16 before moves many.
+_REORDERED = 0.03
+
+
 def _combination(case: _Case) -> Iterator[Cause]:
     """Sums over experts: only the order of few terms, so few elements move, by one step."""
     if any(not how.startswith("the same numbers") for how in case.cell.weights.values()):
@@ -548,43 +551,76 @@ def _combination(case: _Case) -> Iterator[Cause]:
     largest = float(steps[unequal].max())
     if largest > 4:
         return
+    kind = "order of combination"
+    if elements > _REORDERED:
+        kind = "combination rounding"
     text = (
-        f"{elements:.1%} of the elements of differing rows moved, by at most {largest:.2g} units "
+        f"{elements:.2%} of the elements of differing rows moved, by at most {largest:.2g} units "
         "of the last place; routing, inputs and weights are equal"
     )
-    yield Cause(kind="order of combination", evidence=text, certain=False)
+    yield Cause(kind=kind, evidence=text, certain=False)
 
 
 def _cached(case: _Case) -> Iterator[Cause]:
-    """Large differences in sequences whose prefix was not computed in this run."""
-    a, b = case.a[case.wrong], case.b[case.wrong]
-    steps = (a.double() - b.double()).abs() / ulp(b, "bfloat16")
-    large = float((steps > 16).double().mean())
-    keys = [c for c in case.comparison.cells if c.key.layer == case.cell.key.layer]
-    missing = sum(c.unmatched for c in keys if c.key.op.endswith((".rope.k", ".k_proj")))
-    if large > 0.05 and missing:
+    """Only sequences that began with cached keys and values differ."""
+    wrong = case.wrong.numpy()
+    differing = {int(s) for s in case.rows[wrong, 0]}
+    compared = {int(s) for s in case.rows[:, 0]}
+    hit = {s for s, tokens in case.cached.items() if tokens}
+    fresh = compared - hit
+    if differing and differing <= hit and (fresh or len(differing) > 1):
+        tokens = sum(case.cached[s] for s in differing)
         yield Cause(
             kind="stale cache",
-            evidence=f"{missing:,} rows of keys were not computed on the rollout side but taken "
-            f"from its cache, and {large:.0%} of the differing rows' elements are far apart",
-            certain=False,
+            evidence=f"only sequences whose first tokens came from the prefix cache differ "
+            f"({len(differing)} of {len(hit)}; {tokens:,} cached tokens), none of the "
+            f"{len(fresh)} others",
+            certain=bool(fresh),
         )
 
 
 def _log_softmax(case: _Case) -> Iterator[Cause]:
-    """From equal logits: computed in bf16, or over another distribution."""
-    difference = (case.a - case.b).double()[case.wrong]
+    """From equal logits: computed in bf16, or of another distribution."""
     yield from _dtype(case)
-    bf16_steps = difference.abs() / ulp(case.b[case.wrong], "bfloat16")
-    if float(difference.abs().max()) > 1e-2 and float(bf16_steps.max()) > 4:
+    yield from _tempered(case)
+    difference = (case.a - case.b).double()[case.wrong]
+    if float(difference.abs().max()) > 5e-2:
         one_sided = bool((difference > 0).all() or (difference < 0).all())
         yield Cause(
             kind="formula",
             evidence="equal logits, and log-probabilities that differ by up to "
             f"{float(difference.abs().max()):.3g}"
             + (", always in one direction: raw against processed" if one_sided else "")
-            + "; look at logprobs_mode and at the temperature",
+            + "; look at logprobs_mode",
             certain=False,
+        )
+
+
+_ROWS_TRIED = 64
+
+
+def _tempered(case: _Case) -> Iterator[Cause]:
+    """Whether one temperature turns the trainer's log-probabilities into the rollout's."""
+    logits = case.values(OperatorKey(case.cell.key.layer, "lm_head"))
+    if logits is None:
+        return
+    rows = case.wrong.nonzero()[:_ROWS_TRIED, 0]
+    z, a, b = logits[rows].double(), case.a[rows].double(), case.b[rows].double()
+    token = (z.log_softmax(-1) - b).abs().argmin(-1, keepdim=True)
+
+    def error(temperature: float) -> float:
+        found = (z / temperature).log_softmax(-1).gather(-1, token)
+        return float((found - a).abs().mean())
+
+    best = min((0.2 + 0.01 * i for i in range(281)), key=error)
+    for step in (1e-3, 1e-4, 1e-5):
+        best = min((best + step * i for i in range(-10, 11)), key=error)
+    if abs(best - 1) > 1e-3 and error(best) < 1e-4 < 0.01 * error(1.0) + 1e-4:
+        yield Cause(
+            kind="temperature",
+            evidence=f"log-softmax of the logits divided by {best:.4g} gives the rollout's values "
+            f"to {error(best):.1e} on average, where {error(1.0):.2g} separated them",
+            certain=True,
         )
 
 

@@ -206,16 +206,13 @@ def _compare(
 ) -> tuple[Cell, np.ndarray]:
     names_a, names_b = _names(a.rows), _names(b.rows)
     _, at_a, at_b = np.intersect1d(names_a, names_b, assume_unique=True, return_indices=True)
-    digests, dtype_b = b.digests, b.dtype
-    if b.rounded is not None and a.dtype == b.rounded_dtype:
-        digests, dtype_b = b.rounded, b.rounded_dtype
     cell = Cell(
         key=key,
         order=place,
         status="equal",
         rows=len(at_a),
         unmatched=len(names_a) + len(names_b) - 2 * len(at_a),
-        dtypes=(a.dtype, dtype_b),
+        dtypes=(a.dtype, b.dtype),
         shapes=(a.shape, b.shape),
         facts=(a.facts, b.facts),
         owners=(a.owners, b.owners),
@@ -228,7 +225,7 @@ def _compare(
     if int(np.prod(a.shape)) != int(np.prod(b.shape)):
         cell.status, cell.why = "not compared", f"rows of {a.shape} and of {b.shape}"
         return cell, nothing
-    wrong = a.digests[at_a] != digests[at_b]
+    wrong = a.digests[at_a] != b.digests[at_b]
     cell.differing = int(wrong.sum())
     if cell.differing:
         rows = a.rows[at_a][wrong]
@@ -316,8 +313,6 @@ def measure(cell: Cell, held: tuple[HeldTensor, HeldTensor] | None) -> None:
     coarse = _coarser(*cell.dtypes)
     if a.is_floating_point():
         a, b = a.float(), b.float()
-        if cell.dtypes[1] == "bfloat16":
-            b = b.to(torch.bfloat16).float()
     unequal = a != b
     rows = unequal.any(-1)
     if not rows.any():

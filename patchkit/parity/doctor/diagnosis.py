@@ -96,7 +96,9 @@ class Diagnosis:
         if self.first is None:
             if not compared:
                 return "Nothing was compared: no operator was seen on both sides"
-            return f"Equal: all {len(compared)} operators, {rows:,} rows, every bit"
+            left = len(cells) - len(compared)
+            one_sided = f"; {left} seen on one side only" if left else ""
+            return f"Equal: {len(compared)} operators, {rows:,} rows, every bit{one_sided}"
         different = sum(c.status == "differs" for c in cells)
         return (
             f"The {place(self.first)} is the first of {different} operators that differ (of "
@@ -105,6 +107,8 @@ class Diagnosis:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
+        from patchkit.parity.doctor.recording import AFTER, BEFORE
+
         return {
             "schema": SCHEMA,
             "equal": self.equal,
@@ -122,7 +126,7 @@ class Diagnosis:
             "origins": [
                 {
                     "operator": o.key.op,
-                    "layer": o.key.layer,
+                    "layer": None if o.key.layer in (BEFORE, AFTER) else o.key.layer,
                     "label": label(o.key.op),
                     "rows": o.rows,
                 }

@@ -24,6 +24,9 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)(?:\.(.+))?$")
 class FunctionTap:
     """A function of the exact path whose result is an operator's.
 
+    A shared product is float32 where the function returns; the forward that calls it
+    rounds it to its input's dtype, except for ``Layout.kept_wide``.
+
     Attributes:
         reference: ``module:qualname``.
         role: ``product``: ``f(x, weight, ...)``, named by the module that owns the
@@ -47,6 +50,7 @@ class Layout:
             vLLM adds inside its expert layer.
         expert_weights: vLLM's name of a stacked expert weight, to the trainer's.
         functions: Functions of the exact trainer path.
+        kept_wide: Products of the exact path that are not rounded afterwards.
         rotation: Names of the stock rotation function in a modeling module.
     """
 
@@ -82,6 +86,7 @@ class Layout:
         FunctionTap(reference="patchkit.providers:linear", role="product"),
         FunctionTap(reference="patchkit.providers:rotate", role="rotation"),
     )
+    kept_wide: tuple[str, ...] = ("lm_head", "gate")
     rotation: tuple[str, ...] = ("apply_rotary_pos_emb", "apply_rotary_emb")
 
 

@@ -68,9 +68,6 @@ class OperatorRecord:
         dtype: Of the output.
         shape: Of one row of the output.
         unrepeatable: Rows computed more than once (preemption) with different bits.
-        rounded: ``[N]`` digests of the output rounded to the stream's dtype, where the
-            tap sees the value before that rounding.
-        rounded_dtype: That dtype.
         weights: Facts about the weights used, by their names in the checkpoint.
         facts: Settings of the module: epsilon, scale and the like.
         owners: ``module:Class`` of everything that implements the operator, nearest first.
@@ -84,8 +81,6 @@ class OperatorRecord:
     shape: tuple[int, ...]
     steps: np.ndarray
     unrepeatable: int = 0
-    rounded: np.ndarray | None = None
-    rounded_dtype: str = ""
     weights: dict[str, WeightFacts] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     owners: tuple[str, ...] = ()
@@ -128,8 +123,6 @@ class Recording:
             keep = np.isin(record.rows[:, 0], list(sequences))
             record.rows = record.rows[keep]
             record.digests, record.steps = record.digests[keep], record.steps[keep]
-            if record.rounded is not None:
-                record.rounded = record.rounded[keep]
             record.rows[:, 0] = [sequences[s] for s in record.rows[:, 0].tolist()]
         return self
 
@@ -152,8 +145,6 @@ class Recording:
                     "dtype": r.dtype,
                     "shape": list(r.shape),
                     "unrepeatable": r.unrepeatable,
-                    "rounded": None if r.rounded is None else r.rounded.tobytes(),
-                    "rounded_dtype": r.rounded_dtype,
                     # As text: serialisers differ in what they do to 64-bit integers.
                     "weights": {
                         n: [
@@ -191,10 +182,6 @@ class Recording:
                 dtype=r["dtype"],
                 shape=tuple(r["shape"]),
                 unrepeatable=r["unrepeatable"],
-                rounded=None
-                if r["rounded"] is None
-                else np.frombuffer(r["rounded"], np.int64).copy(),
-                rounded_dtype=r["rounded_dtype"],
                 weights={
                     n: WeightFacts(int(w[0]), int(w[1]), int(w[2]), w[3], tuple(w[4]))
                     for n, w in r["weights"].items()
@@ -223,8 +210,6 @@ def merged(parts: Sequence[Recording]) -> Recording:
             mine.digests = np.concatenate([mine.digests, r.digests])
             mine.steps = np.concatenate([mine.steps, r.steps])
             mine.unrepeatable += r.unrepeatable
-            if mine.rounded is not None and r.rounded is not None:
-                mine.rounded = np.concatenate([mine.rounded, r.rounded])
     return first
 
 
@@ -239,8 +224,6 @@ class _Pending:
     owners: tuple[str, ...]
     rows: list[np.ndarray] = field(default_factory=list)
     digests: list[Tensor] = field(default_factory=list)
-    rounded: list[Tensor] = field(default_factory=list)
-    rounded_dtype: str = ""
     steps: list[np.ndarray] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     weights: dict[str, WeightFacts] = field(default_factory=dict)
@@ -284,7 +267,6 @@ class Recorder:
         owners: tuple[str, ...] = (),
         facts: Mapping[str, Any] | None = None,
         weights: Mapping[str, Tensor] | None = None,
-        rounded_to: torch.dtype | None = None,
     ) -> None:
         """Rows of an operator's output.
 
@@ -296,8 +278,6 @@ class Recorder:
             owners: Who implements it.
             facts: Settings.
             weights: By their names in the checkpoint; looked at the first time only.
-            rounded_to: The dtype that the output is rounded to next, where the tap
-                sees it before.
         """
         kept = rows[:, 0] >= 0
         values = values.detach()[: len(rows)]
@@ -321,9 +301,6 @@ class Recorder:
         pending.rows.append(rows)
         pending.digests.append(row_digests(values))
         pending.steps.append(np.full(len(rows), len(self._steps) - 1, np.int32))
-        if rounded_to is not None and rounded_to != values.dtype:
-            pending.rounded.append(row_digests(values.to(rounded_to)))
-            pending.rounded_dtype = str(rounded_to).removeprefix("torch.")
         size = values.numel() * values.element_size()
         if key in self._hold or self._bytes + size <= self._budget:
             # A copy: the engine writes its buffers again in the next step.
@@ -352,8 +329,6 @@ class Recorder:
                 dtype=p.dtype,
                 shape=p.shape,
                 unrepeatable=len(np.unique(rows[again], axis=0)) if again.any() else 0,
-                rounded=torch.cat(p.rounded).cpu().numpy()[first] if p.rounded else None,
-                rounded_dtype=p.rounded_dtype,
                 weights=p.weights,
                 facts=p.facts,
                 owners=p.owners,

@@ -33,7 +33,7 @@ from patchkit.parity.doctor.recording import (
     tensor_from_plain,
 )
 from patchkit.parity.doctor.rollout import DOCTOR_EXTENSION, DoctorExtension
-from patchkit.parity.doctor.setup import DoctorError, DoctorSetup
+from patchkit.parity.doctor.setup import DoctorError, DoctorSetup, Workload
 from patchkit.parity.fsdp import TrainerSettings
 from patchkit.parity.trainer_group import TrainerGroup
 from patchkit.parity.workload import Rollout, by_sequence, mixed_prompts
@@ -84,8 +84,11 @@ class DoctorSession:
         self._observe = observe
         self._stack = ExitStack()
         self.exact = self.settings.pair == "exact"
+        # What the next recording samples; may be changed between two.
+        self.workload: Workload = self.settings.workload
+        # False leaves the engine's prefix cache as it is: the one it would sample with.
+        self.reset_cache = True
         self.previous: dict[int, Recording] = {}
-        self._receipts: dict[int, Any] = {}
         self.layout: Layout = DEFAULT_LAYOUT
         if setup.adapter is not None and setup.adapter.doctor:
             self.layout = resolve_reference(setup.adapter.doctor)
@@ -163,7 +166,7 @@ class DoctorSession:
                 setup.profile, setup.model, seed=seed, weight_updates=False
             )
         else:
-            longest = self.settings.longest + self.settings.new_tokens
+            longest = self.workload.longest + self.workload.new_tokens
             arguments = {
                 "model": str(setup.model),
                 "dtype": "bfloat16",
@@ -202,12 +205,12 @@ class DoctorSession:
 
     def prompts(self) -> list[tuple[int, ...]]:
         """Prompts that are cut into chunks, share a prefix, and are very short."""
-        s = self.settings
+        s = self.workload
         vocabulary = int(_text_config(self.setup.config)["vocab_size"])
         return mixed_prompts(
             s.sequences,
             vocabulary=vocabulary,
-            seed=s.seed + 17,
+            seed=self.settings.seed + 17,
             longest=s.longest,
             shared_prefix=min(16, s.longest),
         )
@@ -229,7 +232,8 @@ class DoctorSession:
         from vllm import SamplingParams
 
         prompts = self.prompts()
-        self.llm.reset_prefix_cache()
+        if self.reset_cache:
+            self.llm.reset_prefix_cache()
         rpc = self.llm.collective_rpc
         settings = (self.settings.tensor_bytes, [list(k) for k in hold], self.settings.seed)
         rpc("patchkit_doctor_start", args=settings)
@@ -238,7 +242,7 @@ class DoctorSession:
                 [{"prompt_token_ids": list(p)} for p in prompts],
                 SamplingParams(
                     temperature=1.0,
-                    max_tokens=self.settings.new_tokens,
+                    max_tokens=self.workload.new_tokens,
                     logprobs=0,
                     detokenize=False,
                     ignore_eos=True,
@@ -330,6 +334,7 @@ class DoctorSession:
                 config=_text_config(self.setup.config),
                 fetch=lambda key: self.tensors(pair, key),
                 vector=self._vector,
+                cached={r.number: r.cached_tokens for r in pair.rollouts},
             )
         self.previous[pair.version] = pair.trainer
         return Diagnosis.of(

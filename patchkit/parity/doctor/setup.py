@@ -23,7 +23,7 @@ from patchkit.runtime.contract import Contract, observe, preflight
 from patchkit.runtime.environment import Environment
 from patchkit.runtime.profile import Profile, load_profile
 
-__all__ = ["DoctorError", "DoctorSettings", "DoctorSetup", "set_up"]
+__all__ = ["DoctorError", "DoctorSettings", "DoctorSetup", "Workload", "set_up"]
 
 Observer = Callable[[str], None]
 PAIRS = ("exact", "stock")
@@ -42,6 +42,21 @@ class DoctorError(PatchkitError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is sampled.
+
+    Attributes:
+        sequences: How many.
+        new_tokens: Per sequence.
+        longest: Longest prompt.
+    """
+
+    sequences: int = 6
+    new_tokens: int = 12
+    longest: int = 72
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorSettings:
     """What to examine.
 
@@ -51,9 +66,7 @@ class DoctorSettings:
         adapter: Its name. A stock pair needs none where ``model`` is given.
         profile: Which of its profiles; the default one if empty.
         model: Checkpoint; the adapter's tiny random model if None.
-        sequences: Sampled.
-        new_tokens: Sampled per sequence.
-        longest: Longest prompt.
+        workload: What is sampled.
         ranks: FSDP ranks of the trainer.
         tensor_parallel_size: vLLM workers; only one can be examined.
         seed: Of weights, prompts and sampling.
@@ -67,9 +80,7 @@ class DoctorSettings:
     adapter: str = "qwen3_moe"
     profile: str = ""
     model: Path | None = None
-    sequences: int = 6
-    new_tokens: int = 12
-    longest: int = 72
+    workload: Workload = Workload()
     ranks: int = 1
     tensor_parallel_size: int = 1
     seed: int = 0

@@ -36,6 +36,9 @@ from patchkit.runtime.weights import Receipt
 __all__ = ["DoctorTrainer", "TrainerTaps", "build_doctor_trainer"]
 
 
+_LOGITS = OperatorKey(AFTER, "lm_head")
+
+
 class TrainerTaps:
     """Hooks of one model, and wrappers around functions, while they are on.
 
@@ -55,6 +58,7 @@ class TrainerTaps:
         self._batch = (0, 0)
         self._stack: list[tuple[str, Any]] = []
         self._turns: dict[str, int] = {}
+        self._head: tuple[tuple[str, ...], dict[str, Tensor]] = ((), {})
         try:
             self._place(exact)
         except BaseException:
@@ -89,6 +93,7 @@ class TrainerTaps:
                     ).remove
                 )
             self._watch(path, module)
+        self._hook(self._model, self._after_model, "")
         for modeling in _modeling_modules(self._model):
             for name in self._layout.rotation:
                 if callable(vars(modeling).get(name)):
@@ -221,19 +226,16 @@ class TrainerTaps:
         output: Any,
         module: Any,
         owners: tuple[str, ...],
-        rounded_to: torch.dtype | None = None,
     ) -> None:
+        if key == _LOGITS:
+            # Compared as the model returns them, after whatever follows the product.
+            self._head = (owners, {"weight": module.weight})
+            return
         *parents, name = key.op.split(".")
         if named := self._layout.inputs.get(name):
             inside = OperatorKey(key.layer, ".".join((*parents, named)))
             self._add(inside, read, owners=owner_names(*self._ancestors()))
-        self._add(
-            key,
-            output,
-            owners=owners,
-            weights={"weight": module.weight},
-            rounded_to=rounded_to,
-        )
+        self._add(key, output, owners=owners, weights={"weight": module.weight})
 
     def _after_product(self, args: tuple[Any, ...], output: Any) -> None:
         """A product of the exact path; it is rounded to its input's dtype afterwards, or not."""
@@ -243,7 +245,16 @@ class TrainerTaps:
             return
         key, module = found
         owners = owner_names(*self._ancestors(), module)
-        self._product(key, read, output, module, owners, rounded_to=read.dtype)
+        if key.op.rsplit(".", 1)[-1] not in self._layout.kept_wide:
+            output = output.to(read.dtype)
+        self._product(key, read, output, module, owners)
+
+    def _after_model(self, m: Any, given: list[Any], output: Any, path: str) -> None:
+        owners, weights = self._head
+        logits = getattr(output, "logits", None)
+        if logits is None:
+            logits = output[0] if isinstance(output, tuple) else output
+        self._add(_LOGITS, logits, owners=owners or owner_names(m), weights=weights)
 
     def _owner_of(self, weight: Tensor) -> tuple[OperatorKey, Any] | None:
         """The module of the running one's parts whose weight this very tensor is."""
@@ -256,7 +267,7 @@ class TrainerTaps:
                 # A tied weight is the embedding's; what multiplies with it is the output layer.
                 if isinstance(child, torch.nn.Embedding):
                     head = self._model.get_output_embeddings()
-                    return OperatorKey(AFTER, "lm_head"), head
+                    return _LOGITS, head
                 key = locate(inside, self._layout)
                 # A router watches its own product.
                 if key is None or "Router" in type(child).__name__:
