@@ -6,6 +6,7 @@ that of :func:`environment` have to stand before, because both read it once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,9 @@ class RolloutEngine:
 
     Raises:
         EngineRefusedError: The engine, or one of its workers, is not the profile's.
+
+    Once a process of the engine has ended, every method raises
+    :class:`~patchkit.runtime.liveness.EngineLostError`, also while it waits.
     """
 
     def __init__(
@@ -118,9 +122,12 @@ class RolloutEngine:
 
         from patchkit.runtime.engine_gate import require_engine
         from patchkit.runtime.extension import WORKER_EXTENSION
+        from patchkit.runtime.liveness import EngineWatch, WatchedEngine
+        from patchkit.runtime.state import EngineState
         from patchkit.runtime.sync import WeightSync, register_backend
 
         register_backend()
+        self._watch: EngineWatch | None = None
         self.profile = profile
         self.llm = LLM(
             **engine_arguments(profile, model, seed=seed, num_blocks=num_blocks),
@@ -132,8 +139,17 @@ class RolloutEngine:
             self.close()
             raise
         weights = profile.content.weights
+        state = EngineState()
+        # Processes of its own attested when the plugin was loaded in them.
+        run_dir = os.environ.get("PATCHKIT_RUN_DIR")
+        watch = EngineWatch.of_run(run_dir) if run_dir else EngineWatch(())
+        self._watch, self._watched = watch, WatchedEngine(self.llm, watch, state)
         self.sync = WeightSync(
-            self.llm, weight_map=weight_map, mode=weights.receipts, caches=weights.caches
+            self._watched,
+            weight_map=weight_map,
+            mode=weights.receipts,
+            caches=weights.caches,
+            state=state,
         )
 
     def generate(
@@ -152,7 +168,7 @@ class RolloutEngine:
         if version is None:
             raise PatchkitError("generate: no policy version yet; call sync.begin() first")
         before = self._preemptions()
-        outputs = self.llm.generate(
+        outputs = self._watched.generate(
             [{"prompt_token_ids": list(p)} for p in prompts],
             [
                 SamplingParams(
@@ -195,7 +211,7 @@ class RolloutEngine:
     def hits(self) -> list[dict[str, int]]:
         """End the canary in this process and in every worker; calls per patch of each."""
         here = end_canary()
-        workers = self.llm.collective_rpc("patchkit_hits")
+        workers = self._watched.collective_rpc("patchkit_hits")
         # With one worker in this process, both are the same counts.
         return [here] if self.profile.content.topology.rollout.ranks == 1 else [here, *workers]
 
@@ -208,6 +224,8 @@ class RolloutEngine:
 
     def close(self) -> None:
         """Stop the engine and its workers."""
+        if self._watch is not None:
+            self._watch.close()
         core = getattr(self.llm.llm_engine, "engine_core", None)
         if core is not None:
             core.shutdown()

@@ -484,7 +484,7 @@ class WeightSync:
             self.state.poison(f"{what} to version {version}: {e.headline}.")
             raise
         except BaseException as e:
-            cause = f"{type(e).__name__}: {e}".splitlines()[0][:300]
+            cause = f"{type(e).__name__}: {e}".splitlines()[0][:300].rstrip(".")
             self.state.poison(f"{what} to version {version}: {cause}.")
             if not isinstance(e, Exception):
                 raise

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,8 @@ async def main(folder: Path, contract: Contract, model: Path) -> dict[str, Any]:
     from patchkit.runtime.attestation import collect_attestations, rollout_processes
     from patchkit.runtime.engine_gate import require_engine
     from patchkit.runtime.extension import WORKER_EXTENSION
-    from patchkit.runtime.sync import WeightSync, register_backend
+    from patchkit.runtime.liveness import EngineWatch
+    from patchkit.runtime.sync import WeightSync, WeightSyncError, register_backend
     from patchkit.runtime.versions import (
         TrajectoryRefusedError,
         lag_report,
@@ -50,11 +53,12 @@ async def main(folder: Path, contract: Contract, model: Path) -> dict[str, Any]:
     arguments |= {"skip_tokenizer_init": True, "worker_extension_cls": WORKER_EXTENSION}
     arguments |= {"disable_log_stats": True}
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-    control = AsyncControl(engine, asyncio.get_running_loop())
+    loop, run = asyncio.get_running_loop(), folder / "attestations"
+    control = AsyncControl(engine, loop, watch=EngineWatch.of_run(run))
     settings = await asyncio.to_thread(require_engine, control, profile)
     await asyncio.to_thread(control.collective_rpc, "patchkit_attest")
     attested = collect_attestations(
-        folder / "attestations",
+        run,
         rollout_processes(),
         contract_digest=contract.digest,
         environment=contract.environment.compared,
@@ -119,7 +123,24 @@ async def main(folder: Path, contract: Contract, model: Path) -> dict[str, Any]:
     artifact.add_attestations(attested)
     artifact.note(lag=lag.as_dict())
     result["verdict"] = verify_artifact(artifact.write(folder / "artifact.json")).verdict
-    engine.shutdown()
+
+    # The core is killed with requests under way: each of them ends, and the next call says who.
+    running = [asyncio.create_task(generate(i, p, TOKENS)) for i, p in enumerate(PROMPTS)]
+    await asyncio.sleep(0.5)
+    pid = attested[0].pid
+    os.kill(pid, signal.SIGKILL)
+    begun = time.monotonic()
+    ended = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 60)
+    result["killed"] = [type(e).__name__ for e in ended]
+    path = folder / "v2" / "model.safetensors"
+    try:
+        await asyncio.to_thread(sync.update, 3, path)
+        result["update"] = "nothing was raised"
+    except WeightSyncError as e:
+        result["update"] = str(e)
+    result["noticed after"] = time.monotonic() - begun
+    result["poisoned"] = sync.state.poisoned
+    result["named"] = f"pid {pid}"
     return result
 
 
@@ -161,3 +182,4 @@ if __name__ == "__main__":
         agreed.environment.apply()
         answers = asyncio.run(main(where, agreed, where / "model"))
         print("RESULT", json.dumps(answers), flush=True)
+        os._exit(0)  # the client of a killed core has nobody to say goodbye to
