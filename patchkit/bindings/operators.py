@@ -53,6 +53,11 @@ class Shape:
         moe_width: Intermediate width of an expert.
         experts: Routed experts.
         top_k: Experts per token.
+        shared_width: Intermediate width of shared experts.
+        groups: Groups of experts of a sigmoid router; 0 for a softmax router.
+        kept_groups: Groups that experts are chosen from.
+        rotary_dim: Elements of a head that are rotated; all if 0.
+        qkv_bias: Whether the projections of queries, keys and values have a bias.
     """
 
     hidden: int
@@ -66,6 +71,11 @@ class Shape:
     moe_width: int = 0
     experts: int = 0
     top_k: int = 0
+    shared_width: int = 0
+    groups: int = 0
+    kept_groups: int = 0
+    rotary_dim: int = 0
+    qkv_bias: bool = False
 
 
 class _Random:
@@ -123,18 +133,32 @@ class Operators:
     def _rows(self) -> int:
         return max(self.row_counts)
 
-    def linear(self, name: str, outputs: int, inputs: int) -> RowOperator:
+    def linear(self, name: str, outputs: int, inputs: int, *, bias: bool = False) -> RowOperator:
         """A column-parallel layer: each rank has its share of the outputs."""
         random, linear = self._random(1), self.provider.linear
 
-        def sharded(ranks: int, x: Tensor, weight: Tensor) -> Tensor:
-            return torch.cat([linear(x, part) for part in weight.chunk(ranks)], dim=-1)
+        def run(x: Tensor, weight: Tensor, **bias: Tensor) -> Tensor:
+            product: Tensor = linear(x, weight, **bias)
+            return product
 
+        def sharded(ranks: int, x: Tensor, weight: Tensor, **bias: Tensor) -> Tensor:
+            parts = [{"weight": part} for part in weight.chunk(ranks)]
+            for key, whole in bias.items():
+                for part, own in zip(parts, whole.chunk(ranks), strict=True):
+                    part[key] = own
+            return torch.cat([run(x, **part) for part in parts], dim=-1)
+
+        inputs_, weights = (
+            {"x": random.spread(self._rows, inputs)},
+            {"weight": random.normal(outputs, inputs, std=inputs**-0.5)},
+        )
+        if bias:
+            weights["bias"] = random.normal(outputs)
         return RowOperator(
-            name=f"{name} linear [N={outputs}, K={inputs}]",
-            run=lambda x, weight: linear(x, weight),
-            inputs={"x": random.spread(self._rows, inputs)},
-            weights={"weight": random.normal(outputs, inputs, std=inputs**-0.5)},
+            name=f"{name} linear [N={outputs}, K={inputs}{', bias' if bias else ''}]",
+            run=run,
+            inputs=inputs_,
+            weights=weights,
             row_counts=self.row_counts,
             sharded=sharded,
         )
@@ -217,12 +241,14 @@ class Operators:
         shape, random = self.shape, self._random(6)
 
         def run(x: Tensor, positions: Tensor) -> Tensor:
+            partial = {"rotary_dim": shape.rotary_dim} if shape.rotary_dim else {}
             return self.provider.rotate(
-                x, positions, base=_ROPE_BASE, max_position=shape.max_position
+                x, positions, base=_ROPE_BASE, max_position=shape.max_position, **partial
             )
 
         return RowOperator(
-            name=f"rotate [H={shape.heads}, D={shape.head_size}]",
+            name=f"rotate [H={shape.heads}, D={shape.rotary_dim or shape.head_size} of "
+            f"{shape.head_size}]",
             run=run,
             inputs={
                 "x": random.spread(self._rows, shape.heads, shape.head_size),
@@ -242,6 +268,25 @@ class Operators:
             inputs={"logits": random.normal(self._rows, shape.experts, dtype=torch.float32)},
             row_counts=self.row_counts,
             top_k=shape.top_k,
+        )
+
+    def route_grouped(self) -> RowOperator:
+        """The sigmoid router with a correction bias, within groups."""
+        shape, random = self.shape, self._random(15)
+        return RowOperator(
+            name=f"route_grouped [E={shape.experts}, k={shape.top_k}, "
+            f"{shape.kept_groups} of {shape.groups} groups]",
+            run=lambda logits, bias: self.provider.route_grouped(
+                logits,
+                shape.top_k,
+                bias_E=bias,
+                groups=shape.groups,
+                kept_groups=shape.kept_groups,
+                renormalize=True,
+            ),
+            inputs={"logits": random.normal(self._rows, shape.experts, dtype=torch.float32)},
+            weights={"bias": random.normal(shape.experts, std=0.2, dtype=torch.float32)},
+            row_counts=self.row_counts,
         )
 
     def experts(self) -> RowOperator:
@@ -389,7 +434,8 @@ class Operators:
         yield self.embedding()
         yield self.rms_norm(shape.hidden)
         yield self.rms_norm_with_residual(shape.hidden)
-        yield self.linear("qkv", attention_width + 2 * kv_width, shape.hidden)
+        qkv_width = attention_width + 2 * kv_width
+        yield self.linear("qkv", qkv_width, shape.hidden, bias=shape.qkv_bias)
         if shape.qk_norm:
             yield self.rms_norm(shape.head_size)
         yield self.rotate()
@@ -402,9 +448,12 @@ class Operators:
             yield self.row_parallel("down", shape.hidden, shape.dense_width)
         if shape.experts:
             yield self.linear("router", shape.experts, shape.hidden)
-            yield self.route()
+            yield self.route_grouped() if shape.groups else self.route()
             yield self.experts()
             yield self.silu_mul(shape.moe_width)
+        if shape.shared_width:
+            yield self.linear("shared gate and up", 2 * shape.shared_width, shape.hidden)
+            yield self.row_parallel("shared down", shape.hidden, shape.shared_width)
         yield self.linear("lm_head", shape.vocabulary, shape.hidden)
         yield self.log_softmax()
         yield self.selected_token_logprobs()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -337,13 +337,19 @@ class FSDPTrainer:
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-        own = tensors_receipt(
-            f"trainer rank {self.rank}",
-            self.model.named_parameters(),
-            dtype=torch.bfloat16,
-            version=self.version,
-        )
-        return reduce_receipt(own)
+        holder = f"trainer rank {self.rank}"
+        parameters = self.model.named_parameters()
+        own = tensors_receipt(holder, parameters, dtype=torch.bfloat16, version=self.version)
+        saved = tensors_receipt(holder, self._saved_buffers().items()).parameters
+        if self.rank:
+            # Every rank holds them whole, and the receipts are added up.
+            saved = {name: replace(buffer, pieces=()) for name, buffer in saved.items()}
+        return reduce_receipt(replace(own, parameters={**own.parameters, **saved}))
+
+    def _saved_buffers(self) -> dict[str, Tensor]:
+        """Buffers that belong to a checkpoint; mixed precision leaves their dtype alone."""
+        saved = set(self.model.state_dict())
+        return {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
 
     def export(self, folder: Path) -> None:
         """Write a checkpoint in bf16 that the engine (and a stock one) can load."""
@@ -359,8 +365,9 @@ class FSDPTrainer:
             tied = set(getattr(self.model, "_tied_weights_keys", None) or ())
             if not self.model.config.tie_word_embeddings:
                 tied = set()
+            buffers = self._saved_buffers()
             tensors = {
-                name: value.to(torch.bfloat16).contiguous()
+                name: (value if name in buffers else value.to(torch.bfloat16)).contiguous()
                 for name, value in state.items()
                 if name not in tied
             }

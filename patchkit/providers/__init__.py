@@ -8,7 +8,7 @@ import it.
 
 from __future__ import annotations
 
-from patchkit.providers.activation import silu_mul
+from patchkit.providers.activation import sigmoid, silu_mul
 from patchkit.providers.attention import attention
 from patchkit.providers.exact_sum import ReductionTooLongError, exact_sum, pairwise_tree
 from patchkit.providers.experts import experts_chunks
@@ -16,7 +16,7 @@ from patchkit.providers.linear import linear, linear_chunks
 from patchkit.providers.logprobs import log_softmax, selected_token_logprobs
 from patchkit.providers.norm import add_residual, rms_norm
 from patchkit.providers.rope import rotate
-from patchkit.providers.router import route
+from patchkit.providers.router import route, route_grouped
 
 __all__ = [
     "ReductionTooLongError",
@@ -31,6 +31,8 @@ __all__ = [
     "rms_norm",
     "rotate",
     "route",
+    "route_grouped",
     "selected_token_logprobs",
+    "sigmoid",
     "silu_mul",
 ]

@@ -41,6 +41,26 @@ def shifted_exp(x: Tensor) -> tuple[Tensor, Tensor]:
     return weights, _unit_sum(weights)
 
 
+class _Sigmoid(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        result = 1.0 / (1.0 + exp32(-x))
+        ctx.save_for_backward(result)
+        ctx.dtype = x.dtype
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        # From the result: exp(-x) is infinite where the sigmoid is zero.
+        (result,) = ctx.saved_tensors
+        return (grad * result * (1.0 - result)).to(ctx.dtype)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """Float32 logistic function whose bits do not depend on strides."""
+    return _Sigmoid.apply(x)
+
+
 class _SiluMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ def rms_norm(module: str, name: str, **fields: Any) -> Patch:
         "norm_layer:rms_norm_forward",
         reason="exact mean of squares",
         consequence="the mean's order depends on the width's vectorisation",
+        evidence="patchkit.bindings.evidence:stock_norm_differs",
         **fields,
     )
 
@@ -72,6 +73,28 @@ def softmax_router(module: str, name: str, **fields: Any) -> Patch:
         "expert_layers:softmax_router_forward",
         reason="float32 router logits, stable ties, weights kept in float32",
         consequence="near ties choose other experts than the rollout did",
+        **fields,
+    )
+
+
+def grouped_router(module: str, name: str, **fields: Any) -> Patch:
+    """A sigmoid router with ``e_score_correction_bias`` that chooses within groups."""
+    return _replace(
+        f"{module}:{name}.forward",
+        "expert_layers:grouped_router_forward",
+        reason="float32 router logits, stable ties, weights kept in float32",
+        consequence="near ties choose other experts than the rollout did",
+        **fields,
+    )
+
+
+def shared_moe(module: str, name: str, **fields: Any) -> Patch:
+    """``gate``, ``experts`` and ``shared_experts``, a gated feed-forward layer."""
+    return _replace(
+        f"{module}:{name}.forward",
+        "expert_layers:shared_moe_forward",
+        reason="shared and routed outputs stay float32 until their sum, as on the rollout side",
+        consequence="both are rounded before they are added, and the factor is in the weights",
         **fields,
     )
 

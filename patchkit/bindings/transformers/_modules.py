@@ -33,6 +33,17 @@ def linear_inside(module: str, *classes: str) -> Submodule:
     )
 
 
+def computed_inside(name: str, module: str, *classes: str) -> Submodule:
+    """A submodule ``name`` that the patched forward of its parent computes from its weights."""
+    return _module(
+        name,
+        "exact",
+        by=tuple(f"{module}:{parent}.forward" for parent in classes),
+        inside=tuple(f"{module}:{parent}" for parent in classes),
+        note="its weights are read by the patched forward around it",
+    )
+
+
 def activation_inside(module: str, *classes: str) -> Submodule:
     """An activation that the patched forward of its parent computes itself."""
     inside = tuple(f"{module}:{name}" for name in classes)

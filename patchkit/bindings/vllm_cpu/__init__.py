@@ -30,12 +30,15 @@ from patchkit.bindings.vllm_cpu._declarations import (
     PROFILE,
     ROTARY,
     ROUTER,
+    SHARED_EXPERTS_OUTPUT,
+    SHARED_MOE,
     in_profiles,
 )
 from patchkit.bindings.vllm_cpu._modules import (
     DECODER_MODULES,
     EXPERT_MODULES,
     MLP_MODULES,
+    SHARED_EXPERT_MODULES,
     stock,
 )
 
@@ -60,6 +63,9 @@ __all__ = [
     "PROFILE",
     "ROTARY",
     "ROUTER",
+    "SHARED_EXPERTS_OUTPUT",
+    "SHARED_EXPERT_MODULES",
+    "SHARED_MOE",
     "WEIGHT_MAP",
     "in_profiles",
     "stock",

@@ -56,6 +56,7 @@ LINEAR = (
         "linear:row_parallel_forward",
         reason="partial sums stay float32 and are added as one tree over chunks and ranks",
         consequence="o_proj is rounded per rank: bits change with the tensor-parallel size",
+        evidence="patchkit.bindings.evidence:row_parallel_is_rounded_per_rank",
     ),
 )
 
@@ -147,6 +148,7 @@ ROUTER = (
         versions=_MODULAR,
         reason="exact probabilities; of two equal ones the lower expert id",
         consequence="weights differ in the last bit, and ties go to whichever the sort saw first",
+        evidence="patchkit.bindings.evidence:stock_router_differs",
     ),
 )
 
@@ -202,12 +204,32 @@ EXPERTS_OUTPUT = (
     ),
 )
 
+# Where shared experts run beside the routed ones.
+SHARED_EXPERTS_OUTPUT = (
+    _replace(
+        _MOE + "runner.moe_runner:MoERunner._maybe_apply_routed_scale_to_output",
+        "experts:reduce_shared_and_routed",
+        versions=">=0.27,<0.34",
+        reason="shared and routed experts are combined over the ranks one by one, in float32",
+        consequence="their sum is rounded per rank: bits change with the tensor-parallel size",
+    ),
+    _replace(
+        _MOE + "runner.moe_runner:MoERunner._maybe_reduce_final_output",
+        "experts:round_combined_output",
+        versions=">=0.27,<0.34",
+        reason="one rounding of the combined output, which is reduced already",
+        consequence="the ranks' outputs are added a second time",
+    ),
+)
+
 # What every decoder has, with softmax attention, RMSNorm and one output layer.
 DECODER = LINEAR + LM_HEAD + NORM + ROTARY + ATTENTION + LOGPROBS
 
 # A decoder with gated SiLU feed-forward layers, and one of routed experts alone.
 DENSE = DECODER + ACTIVATION
 MOE = DECODER + GATE + ROUTER + EXPERTS + EXPERTS_OUTPUT
+# Dense layers first, then routed experts with shared ones beside them.
+SHARED_MOE = DECODER + ACTIVATION + GATE + ROUTER + EXPERTS + SHARED_EXPERTS_OUTPUT
 
 
 def in_profiles(patches: tuple[Patch, ...], *profiles: str) -> tuple[Patch, ...]:

@@ -14,6 +14,7 @@ from patchkit.bindings.vllm_cpu._declarations import (
     NORM,
     PROFILE,
     ROTARY,
+    SHARED_EXPERTS_OUTPUT,
 )
 from patchkit.engine import Patch, Submodule
 
@@ -72,7 +73,7 @@ MLP_MODULES = (
 
 _RUN_EXPERTS = tuple(p for p in EXPERTS if "process_weights" not in p.symbol)
 
-EXPERT_MODULES = (
+_ROUTED_MODULES = (
     _module(
         _MOE + "router.gate_linear:GateLinear",
         "exact",
@@ -85,16 +86,31 @@ EXPERT_MODULES = (
         by=(_LAYERS + "linear:ReplicatedLinear.forward",),
         note="the gate, until vLLM 0.30; any other is refused when it runs",
     ),
-    _module(
-        _MOE + "runner.moe_runner:MoERunner",
-        "exact",
-        by=_by(EXPERTS_OUTPUT),
-        note="the router, a plain object, by CPURouter",
-    ),
     _module(_MOE + "routed_experts:RoutedExperts", "exact", by=_by(_RUN_EXPERTS)),
     _module(
         _MOE + "unquantized_fused_moe_method:UnquantizedFusedMoEMethod",
         "exact",
         by=_by(_RUN_EXPERTS),
+    ),
+)
+
+
+def _runner(by: Iterable[Patch]) -> Submodule:
+    return _module(
+        _MOE + "runner.moe_runner:MoERunner",
+        "exact",
+        by=_by(by),
+        note="the router, a plain object, by CPURouter",
+    )
+
+
+EXPERT_MODULES = (*_ROUTED_MODULES, _runner(EXPERTS_OUTPUT))
+SHARED_EXPERT_MODULES = (
+    *_ROUTED_MODULES,
+    _runner(SHARED_EXPERTS_OUTPUT),
+    _module(
+        _MOE + "runner.shared_experts:SharedExperts",
+        "stock",
+        note="calls the feed-forward layer that it holds",
     ),
 )

@@ -26,7 +26,10 @@ def linear_apply(self: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -
 
 
 def row_parallel_forward(self: Any, input_: Tensor) -> Any:
-    """``RowParallelLinear.forward``: float32 partial sums, one tree over chunks and ranks."""
+    """``RowParallelLinear.forward``: float32 partial sums, one tree over chunks and ranks.
+
+    A layer that leaves the reduction to its caller gives its partial sum in float32.
+    """
     refuse_unless(
         self,
         input_is_parallel=(self.input_is_parallel, True),
@@ -34,9 +37,11 @@ def row_parallel_forward(self: Any, input_: Tensor) -> Any:
         quant_method=(type(self.quant_method).__name__, "UnquantizedLinearMethod"),
     )
     partial = providers.linear(input_, self.weight, chunks=chunks_per_rank(self, self.tp_size))
-    if self.reduce_results and self.tp_size > 1:
-        partial = tree_over_ranks(partial)
-    output = partial.to(input_.dtype)
+    if self.reduce_results:
+        partial = tree_over_ranks(partial) if self.tp_size > 1 else partial
+        output = partial.to(input_.dtype)
+    else:
+        output = partial
     return (output, None) if self.return_bias else output
 
 

@@ -9,7 +9,7 @@ protocol is that of :mod:`patchkit.runtime.weights`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,13 +105,18 @@ def _experts(prefix: str, layer: Any, place: _Place) -> Iterator[Piece]:
     yield prefix + "down_proj", w2, (first, 0, start), shape_2
 
 
-def _pieces(name: str, layer: Any, merged: Mapping[str, Sequence[str]], place: _Place) -> Any:
-    """The pieces of one layer's own parameters."""
+def _pieces(
+    name: str,
+    layer: Any,
+    own: Mapping[str, Tensor],
+    merged: Mapping[str, Sequence[str]],
+    place: _Place,
+) -> Iterable[Piece]:
+    """The pieces of one layer's own parameters, ``own`` by name."""
     from vllm.model_executor.layers import layernorm, linear, vocab_parallel_embedding
 
     last = name.rpartition(".")[2]
     parent = name[: len(name) - len(last)]
-    own = dict(layer.named_parameters(recurse=False))
     if isinstance(layer, linear.QKVParallelLinear):
         return _qkv(parent, merged[last], layer, place)
     if isinstance(layer, linear.MergedColumnParallelLinear):
@@ -178,8 +183,9 @@ def weight_map(
     merged = {**_MERGED, **getattr(model, "packed_modules_mapping", {})}
     seen: set[int] = set()
     for name, layer in _names(model).values():
-        own = [id(t) for t in layer.parameters(recurse=False)]
-        # A tied output layer holds the embedding's parameter, which has been given.
-        if own and not seen.issuperset(own):
-            yield from _pieces(name, layer, merged, place)
-        seen.update(own)
+        # A tied output layer holds the embedding's parameter, experts their gate's bias:
+        # they have been given.
+        own = {n: t for n, t in layer.named_parameters(recurse=False) if id(t) not in seen}
+        if own:
+            yield from _pieces(name, layer, own, merged, place)
+        seen.update(map(id, own.values()))
