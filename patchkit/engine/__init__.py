@@ -20,7 +20,7 @@ from patchkit.engine._install import (
 )
 from patchkit.engine._installation import Installation
 from patchkit.engine._plan import Plan, PlannedPatch, inspect_plan, plan
-from patchkit.engine._report import RuntimeManifest
+from patchkit.engine._report import RuntimeManifest, manifest_digest
 from patchkit.engine._switch import State, Switch
 from patchkit.engine._targets import resolve as resolve_reference
 
@@ -46,6 +46,7 @@ __all__ = [
     "install",
     "installations",
     "load_evidence",
+    "manifest_digest",
     "patch_set_digest",
     "plan",
     "resolve_reference",

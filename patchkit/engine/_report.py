@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
+# What a manifest tells about one process, beside what its digest covers.
+TOLD = frozenset(
+    {"schema", "digest", "state", "pid", "python", "time", "reviewed", "slots", "hits"}
+)
+
 
 @dataclass(frozen=True, slots=True)
 class RuntimeManifest:
@@ -51,6 +56,15 @@ class RuntimeManifest:
 def digest_of(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
+
+
+def manifest_digest(data: Mapping[str, Any]) -> str:
+    """The digest that a runtime manifest, as plain data, should have.
+
+    Whatever is not known to be about one process alone is covered, so that nothing can
+    be added to a manifest without its digest noticing.
+    """
+    return digest_of({key: value for key, value in data.items() if key not in TOLD})
 
 
 def runtime_manifest(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from patchkit.errors import ConfigurationError, PatchkitError, Violation, ViolationsError
 from patchkit.runtime.attestation import Attestation
+from patchkit.runtime.attested import check_attested
 from patchkit.runtime.canonical import canonical_json, digest_of
 from patchkit.runtime.files import write_atomically
 from patchkit.runtime.provenance import provenance
@@ -461,17 +462,7 @@ def _check_rest(document: Mapping[str, Any]) -> Iterator[Violation]:
                     f"{PHASES[0]} is version {committed[0]}, {PHASES[1]} any later one",
                     str(r["version"]),
                 )
-    for data in document["attestations"]:
-        a = Attestation.from_dict(data)
-        if a.contract_digest not in ("", contract["digest"]):
-            yield _broken(a.who, "attested another contract", contract["digest"], a.contract_digest)
-        if hidden := set(a.unreviewed) - set(document["unreviewed"]):
-            yield _broken(
-                a.who,
-                "unreviewed symbols that the artifact does not mention",
-                "all in its list",
-                ", ".join(sorted(hidden)),
-            )
+    yield from check_attested(document["attestations"], contract, document["unreviewed"])
 
 
 def _check_refit(record: Mapping[str, Any]) -> Iterator[Violation]:

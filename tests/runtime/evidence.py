@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from patchkit.engine import RuntimeManifest, manifest_digest
 from patchkit.runtime.artifact import Artifact
 from patchkit.runtime.attestation import Attestation
 from patchkit.runtime.sync import SyncRecord
 from patchkit.runtime.weights import ParameterReceipt, Piece, Receipt
 
-CONTRACT = {"adapter": "toy", "topology": {"tp": 2}}
+CONTRACT = {
+    "profile": {"profile": {"adapter": "toy", "name": "toy_cpu"}},
+    "packages": {"up": "1.0", "other": None},
+}
 
 
 def receipt(holder: str, version: int, *pieces: Piece) -> Receipt:
@@ -37,7 +41,56 @@ def values(n: int, version: int) -> list[float]:
     return [-((i % 7) + 1) / (8 + version) for i in range(n)]
 
 
+SYMBOL = "up.m:f"
+
+
+def manifest(**changes) -> dict:
+    """A runtime manifest as a process writes it, with the digest it should have."""
+    patch = {
+        "symbol": SYMBOL,
+        "key": None,
+        "action": "replace",
+        "replacement": "toy.rollout:f",
+        "required": True,
+        "before": {"file": "up/m.py", "code": "b0"},
+        "source_digest": "s0",
+        "after": {"file": "toy/rollout.py", "code": "a0"},
+    }
+    made = RuntimeManifest(
+        compared={
+            "adapter": "toy",
+            "side": "rollout",
+            "profile": "toy_cpu",
+            "versions": {"up": "1.0"},
+            "unreviewed": {},
+            "patches": [patch],
+            "sources": {"toy.rollout": "f0"},
+            "skipped": [],
+        },
+        told={
+            "state": "active",
+            "pid": 1,
+            "python": "3.11.7",
+            "time": 1.0,
+            "reviewed": True,
+            "slots": {SYMBOL: {"written": [SYMBOL]}},
+            "hits": {SYMBOL: 3},
+        },
+    ).as_dict()
+    made.update(changes)
+    made["digest"] = manifest_digest(made)
+    return made
+
+
 def attestation(**changes) -> Attestation:
+    """What one process said; ``unreviewed`` and the like are told by its manifest, too."""
+    unreviewed = changes.get("unreviewed", ())
+    own = manifest(
+        unreviewed=dict.fromkeys(unreviewed, "d"),
+        reviewed=not unreviewed,
+        pid=changes.get("pid", 1),
+        state=changes.get("state", "active"),
+    )
     base = {
         "role": "worker",
         "rank": 0,
@@ -45,8 +98,10 @@ def attestation(**changes) -> Attestation:
         "host": "here",
         "adapter": "toy",
         "contract_digest": "",
-        "manifest_digest": "m",
+        "manifest_digest": own["digest"],
+        "manifest": own,
         "state": "active",
+        "python": "3.11.7",
     }
     return Attestation(**{**base, **changes})
 

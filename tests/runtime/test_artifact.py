@@ -16,7 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from evidence import attestation, build, refit, write
+from evidence import attestation, build, manifest, refit, write
 
 from patchkit.errors import ConfigurationError
 from patchkit.runtime.artifact import (
@@ -143,7 +143,7 @@ def test_in_flight_updates_are_never_on_policy(tmp_path):
 
 
 def test_what_a_process_accepted_unreviewed_shows(tmp_path):
-    artifact = build()
+    artifact = build(attested=False)
     artifact.add_attestations([attestation(rank=1, unreviewed=("m:f",))])
     found = verify_artifact(artifact.write(tmp_path / "a.json"))
     assert found.unreviewed == ("m:f",)
@@ -240,6 +240,106 @@ def test_a_repaired_digest_does_not_help(tmp_path, change, words):
     reseal(path, change)
     with pytest.raises(ArtifactError, match=words):
         verify_artifact(path)
+
+
+def attested(*keys: object):
+    """A change somewhere in the first attestation."""
+    *way, value = keys
+    return set_to(value, "attestations", 0, *way)
+
+
+MANIFEST_PARTS = sorted(set(manifest()) - {"schema", "time"})
+
+
+@pytest.mark.parametrize("part", MANIFEST_PARTS)
+def test_each_part_of_a_runtime_manifest_that_is_missing_is_named(tmp_path, part):
+    path = write(tmp_path)
+    reseal(path, drop("attestations", 0, "manifest", part))
+    with pytest.raises(ArtifactError, match=rf"parts are missing(?s:.)*{part}") as e:
+        verify_artifact(path)
+    assert e.value.violations[0].subject == "worker 0 (pid 1 on here): manifest"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        # What the digest covers, whoever repaired the document's own.
+        (attested("manifest", "patches", 0, "after", "code", "x"), "manifest: not the digest"),
+        (attested("manifest", "patches", 0, "before", "code", "x"), "manifest: not the digest"),
+        (attested("manifest", "patches", 0, "source_digest", "x"), "manifest: not the digest"),
+        (attested("manifest", "patches", 0, "required", False), "manifest: not the digest"),
+        (attested("manifest", "patches", 0, "replacement", "x:f"), "manifest: not the digest"),
+        (attested("manifest", "patches", 0, "action", "wrap"), "manifest: not the digest"),
+        (attested("manifest", "patches", []), "manifest: not the digest"),
+        (attested("manifest", "sources", "toy.rollout", "x"), "manifest: not the digest"),
+        (attested("manifest", "skipped", ["up.m:g <1"]), "manifest: not the digest"),
+        (attested("manifest", "versions", "up", "2.0"), "manifest: not the digest"),
+        (attested("manifest", "profile", "other"), "manifest: not the digest"),
+        (attested("manifest", "side", "trainer"), "manifest: not the digest"),
+        (attested("manifest", "adapter", "other"), "manifest: not the digest"),
+        (attested("manifest", "unreviewed", {"m:f": "d"}), "manifest: not the digest"),
+        (attested("manifest", "added", "later"), "manifest: not the digest"),
+        (attested("manifest", "digest", "x"), "manifest: not the digest"),
+        (attested("manifest_digest", "x"), "manifest_digest: not the digest"),
+        (attested("manifest", {}), "manifest: parts are missing"),
+        # What it does not, and is told twice.
+        (attested("manifest", "state", "undone"), r"manifest\.state"),
+        (attested("state", "undone"), "nothing is active in it"),
+        (attested("state", "pending"), r"manifest\.state"),
+        (attested("manifest", "pid", 2), r"manifest\.pid"),
+        (attested("pid", 2), r"manifest\.pid"),
+        (attested("manifest", "python", "3.12.0"), r"manifest\.python"),
+        (attested("manifest", "reviewed", False), r"manifest\.reviewed"),
+        (attested("manifest", "slots", {}), r"manifest\.slots"),
+        (attested("manifest", "hits", {"up.m:g": 3}), r"manifest\.hits"),
+        (attested("adapter", "other"), r"manifest\.adapter"),
+        (attested("role", "trainer"), r"manifest\.side"),
+    ],
+)
+def test_what_a_process_attested_is_recomputed(tmp_path, change, words):
+    path = write(tmp_path)
+    reseal(path, change)
+    with pytest.raises(ArtifactError, match=words) as e:
+        verify_artifact(path)
+    assert any("pid" in v.subject for v in e.value.violations), "the process is named"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"profile": "other"}, r"manifest\.profile"),
+        ({"adapter": "other"}, r"manifest\.adapter"),
+        ({"versions": {"up": "1.1"}}, r"manifest\.versions\.up"),
+    ],
+)
+def test_a_manifest_with_its_own_right_digest_is_held_against_the_contract(
+    tmp_path, changes, words
+):
+    artifact = build(attested=False)
+    other = manifest(**changes)
+    artifact.add_attestations(
+        [
+            attestation(
+                manifest=other,
+                manifest_digest=other["digest"],
+                adapter=changes.get("adapter", "toy"),
+            )
+        ]
+    )
+    path = artifact.write(tmp_path / "run.json")
+    with pytest.raises(ArtifactError, match=words) as e:
+        verify_artifact(path)
+    assert len(e.value.violations) == 1
+
+
+def test_workers_of_one_run_with_different_manifests(tmp_path):
+    other = manifest(sources={"toy.rollout": "edited"})
+    artifact = build()
+    artifact.add_attestations(
+        [attestation(rank=1, manifest=other, manifest_digest=other["digest"])]
+    )
+    with pytest.raises(ArtifactError, match="its manifest is not that of worker 0"):
+        verify_artifact(artifact.write(tmp_path / "run.json"))
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"kind": "x"}', "[]", '{"kind": 1}'])
@@ -431,6 +531,10 @@ def test_no_torn_file_over_200_kills(tmp_path):
     rng = random.Random(0)
     target = tmp_path / "run.json"
     turns = set()
+    begun = time.monotonic()
+    build(tokens=50).write(tmp_path / "timed" / "run.json")
+    # A few turns of this machine, as busy as it is: a kill has to be able to hit a later one.
+    longest = max(0.02, 3 * (time.monotonic() - begun))
     for _ in range(200):
         here, there = os.pipe()
         pid = os.fork()
@@ -440,7 +544,7 @@ def test_no_torn_file_over_200_kills(tmp_path):
             finally:
                 os._exit(1)
         os.read(here, 1)
-        time.sleep(rng.random() * 0.02)
+        time.sleep(rng.random() * longest)
         os.kill(pid, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
         os.close(here)
