@@ -75,7 +75,7 @@ def _manifest(a: Attestation, contract: Mapping[str, Any]) -> Iterator[Violation
             )
     identities = [f"{p['symbol']}[{p['key']}]" if p["key"] else p["symbol"] for p in m["patches"]]
     profile = contract.get("profile")
-    head = profile["profile"] if isinstance(profile, Mapping) else {}
+    head = profile.get("profile", {}) if isinstance(profile, Mapping) else {}
     packages = contract.get("packages", {})
     for subject, stated, expected in (
         ("manifest.adapter", m["adapter"], a.adapter),
