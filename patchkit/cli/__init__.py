@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "manifest": ("manifest", "build the manifests that comparisons are made of"),
     "artifact": ("artifact", "verify or merge verification artifacts"),
     "demo": ("demo", "the main job on this machine: sample, replay, prove, update, prove again"),
+    "doctor": ("doctor", "where the two stacks part: the first operator that differs, and why"),
     "new-adapter": ("new_adapter", "look at a model, and write the skeleton of its adapter"),
     "report": ("report", "render a verification artifact as a page"),
 }

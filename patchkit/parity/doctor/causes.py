@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchkit.parity.doctor.compare import Cell, Comparison, aligned, ulp
+from patchkit.parity.doctor.compare import Cell, Comparison, aligned, aligned_rows, ulp
 from patchkit.parity.doctor.recording import HeldTensor, OperatorKey
 
 __all__ = ["KINDS", "Cause", "guess"]
@@ -26,6 +26,7 @@ __all__ = ["KINDS", "Cause", "guess"]
 # Kinds of causes, and the sentence that begins an explanation.
 KINDS = {
     "dtype": "one side rounds to a coarser dtype",
+    "intermediate rounding": "one side rounds in between where the other does not",
     "epsilon": "the two sides add another epsilon",
     "unrounded residual": "one side's norm reads the residual sum before it is rounded",
     "residual rounding": "the residual sum is rounded in another way",
@@ -46,6 +47,41 @@ KINDS = {
     "not measured": "no values were held, so only the place is known",
 }
 
+# What to do about each.
+REMEDIES = {
+    "dtype": "agree on the dtype of this operator's output and of what it computes in",
+    "intermediate rounding": "agree on where this operator rounds, and keep the rest in float32",
+    "epsilon": "give both sides the epsilon of the checkpoint's config.json",
+    "unrounded residual": "let both norms read the rounded sum (or both the unrounded one)",
+    "residual rounding": "round the residual sum once, to the nearest, on both sides",
+    "cos/sin precision": "compute cosines and sines in float32 on both sides, and do not let a "
+    "mixed-precision policy or a cache cast them",
+    "tie": "break ties by the expert's index on both sides (a stable sort)",
+    "choice": "compare scoring function, correction bias, groups and top-k of both routers",
+    "order of combination": "add the experts' outputs in ascending expert id on both sides",
+    "combination rounding": "add the experts' outputs in float32 and round once, on both sides",
+    "order of reduction": "use one operator with a fixed order of sums on both sides",
+    "transposed weights": "deliver weights through the engine's own reload, with receipts on",
+    "stale weights": "deliver this weight again, and enforce receipts so that a missed one is "
+    "noticed",
+    "other weights": "compare checkpoint, version and receipts of both sides",
+    "layout": "look at how this weight or output is packed, split and merged on each side",
+    "stale cache": "reset the prefix cache with every weight update, or salt it with the version",
+    "temperature": "sample at temperature 1, or replay at the temperature that was sampled at",
+    "scale": "look for a scale that one side applies and the other does not",
+    "formula": "compare the settings of this operator on both sides",
+    "not measured": "run again with --tensors for this operator",
+}
+# Where to look first when two operators compute something else.
+_LOOK_AT = {
+    "attention": "kv_cache_dtype, scale, mask, sliding window, soft cap, sinks",
+    "logprob": "logprobs_mode, temperature, top-p, penalties",
+    "lm_head": "soft cap, scale and dtype of the output layer",
+    "embed_tokens": "an embedding scale",
+    "experts": "activation, routed scaling factor, shared experts",
+    "activation": "the activation function, and which half is the gate",
+}
+
 Fetch = Callable[[OperatorKey], "tuple[HeldTensor, HeldTensor] | None"]
 
 
@@ -59,6 +95,7 @@ class Cause:
     Attributes:
         kind: A key of :data:`KINDS`.
         evidence: What speaks for it, in figures.
+        look_at: Settings to compare first, where the kind alone does not say it.
         certain: Computed and found to explain the bits, or read off a digest; otherwise
             it is told from the size of the difference.
     """
@@ -66,6 +103,12 @@ class Cause:
     kind: str
     evidence: str
     certain: bool
+    look_at: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """What to do."""
+        return REMEDIES[self.kind] + (f": {self.look_at}" if self.look_at else "")
 
     def __str__(self) -> str:
         return f"{self.kind}: {KINDS[self.kind]} ({self.evidence})"
@@ -76,6 +119,7 @@ class Cause:
             "means": KINDS[self.kind],
             "evidence": self.evidence,
             "certain": self.certain,
+            "remedy": self.remedy,
         }
 
 
@@ -140,7 +184,7 @@ def guess(
             Cause(kind="not measured", evidence="hold them with --tensors", certain=False)
         ]
     a, b = aligned(*held)
-    rows = _aligned_rows(*held)
+    rows = aligned_rows(*held)
     if a.is_floating_point():
         a, b = a.float(), b.float()
     case = _Case(
@@ -203,13 +247,6 @@ def _ranked(causes: list[Cause]) -> list[Cause]:
             kinds.add(cause.kind)
             kept.append(cause)
     return kept
-
-
-def _aligned_rows(a: HeldTensor, b: HeldTensor) -> np.ndarray:
-    names_a, names_b = ((h.rows[:, 0] << 32) | h.rows[:, 1] for h in (a, b))
-    _, at_a, _ = np.intersect1d(names_a, names_b, assume_unique=True, return_indices=True)
-    rows: np.ndarray = a.rows[at_a]
-    return rows
 
 
 def _share(part: int, whole: int) -> str:
@@ -362,7 +399,7 @@ def _norm(case: _Case) -> Iterator[Cause]:
     addends = _addends(case, OperatorKey(layer, f"{op}.in"))
     if addends is not None:
         sources["the unrounded sum"] = addends[0].double() + addends[1].double()
-    own = [f.get("eps") for f in case.cell.facts if isinstance(f.get("eps"), float)]
+    own: list[float] = [f["eps"] for f in case.cell.facts if isinstance(f.get("eps"), float)]
     epsilons = sorted({*own, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0})
 
     def hypotheses() -> Iterator[tuple[tuple[str, ...], Tensor]]:
@@ -384,7 +421,7 @@ def _norm(case: _Case) -> Iterator[Cause]:
     if verdict.differs(0):
         yield Cause(kind="unrounded residual", evidence=verdict.told(0), certain=True)
     if verdict.differs(2):
-        yield Cause(kind="dtype", evidence=verdict.told(2), certain=True)
+        yield Cause(kind="intermediate rounding", evidence=verdict.told(2), certain=True)
 
 
 def _products(op: str) -> tuple[str, ...]:
@@ -464,7 +501,7 @@ def _rotation(case: _Case) -> Iterator[Cause]:
             yield Cause(kind="cos/sin precision", evidence=verdict.told(0) + more, certain=True)
             return
         if verdict is not None and verdict.differs(1):
-            yield Cause(kind="dtype", evidence=verdict.told(1), certain=True)
+            yield Cause(kind="intermediate rounding", evidence=verdict.told(1), certain=True)
             return
     if not at_zero and bool(start.any()):
         yield Cause(
@@ -590,9 +627,9 @@ def _log_softmax(case: _Case) -> Iterator[Cause]:
             kind="formula",
             evidence="equal logits, and log-probabilities that differ by up to "
             f"{float(difference.abs().max()):.3g}"
-            + (", always in one direction: raw against processed" if one_sided else "")
-            + "; look at logprobs_mode",
+            + (", always in one direction: raw against processed" if one_sided else ""),
             certain=False,
+            look_at=_LOOK_AT["logprob"],
         )
 
 
@@ -642,4 +679,5 @@ def _by_size(case: _Case) -> Iterator[Cause]:
     if largest <= 8:
         yield Cause(kind="order of reduction", evidence=told, certain=False)
     else:
-        yield Cause(kind="formula", evidence=told, certain=False)
+        look_at = _LOOK_AT.get(case.cell.key.op.rsplit(".", 1)[-1], "")
+        yield Cause(kind="formula", evidence=told, certain=False, look_at=look_at)

@@ -332,6 +332,15 @@ def aligned(a: HeldTensor, b: HeldTensor) -> tuple[torch.Tensor, torch.Tensor]:
     return a.values[torch.from_numpy(at_a)], b.values[torch.from_numpy(at_b)]
 
 
+def aligned_rows(a: HeldTensor, b: HeldTensor) -> np.ndarray:
+    """Names of the rows of :func:`aligned`."""
+    _, at_a, _ = np.intersect1d(
+        _names(a.rows), _names(b.rows), assume_unique=True, return_indices=True
+    )
+    rows: np.ndarray = a.rows[at_a]
+    return rows
+
+
 _MANTISSA = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,16 +96,16 @@ class RolloutTaps:
         """Know which layer and module is running: shared modules have one path only."""
         if not any(True for _ in module.children()):
             return
-        self._undo.append(
-            module.register_forward_pre_hook(
-                lambda m, args, path=path: self._stack.append((path, m))
-            ).remove
-        )
-        self._undo.append(
-            module.register_forward_hook(
-                lambda m, args, out: self._stack.pop() and None, always_call=True
-            ).remove
-        )
+
+        def enter(m: Any, args: Any) -> None:
+            self._stack.append((path, m))
+
+        def leave(m: Any, args: Any, output: Any) -> None:
+            if self._stack:
+                self._stack.pop()
+
+        self._undo.append(module.register_forward_pre_hook(enter).remove)
+        self._undo.append(module.register_forward_hook(leave, always_call=True).remove)
 
     def _watch(self, path: str, module: Any) -> None:
         if _is(module, "LogitsProcessor"):
@@ -124,11 +125,7 @@ class RolloutTaps:
         router = vars(module).get("router")
         if router is not None and hasattr(router, "select_experts"):
             self._hook(module, self._after_experts, path)
-            self._on_instance(
-                router,
-                "select_experts",
-                lambda value, path=path, router=router: self._after_choice(path, router, value),
-            )
+            self._on_instance(router, "select_experts", partial(self._after_choice, path, router))
         key = locate(path, self._layout)
         if key is not None and key.op in self._layout.combined:
             self._hook(module, self._after_block, path)
@@ -282,7 +279,7 @@ class RolloutTaps:
             self._add(inside, read, owners=owned, facts=facts)
         if parts := self._packed.get(name):
             sizes = list(m.output_partition_sizes)
-            weight = getattr(m, "weight", None)
+            weight: Any = getattr(m, "weight", None)
             matrices: Sequence[Tensor | None] = [None] * len(parts)
             if _is_matrix(weight, sum(sizes)):
                 matrices = weight.split(sizes, dim=0)

@@ -6,7 +6,6 @@ wanted: before and after a weight update, say.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,9 +16,17 @@ import numpy as np
 import torch
 
 from patchkit.engine import resolve_reference
+from patchkit.errors import ConfigurationError
 from patchkit.parity import rollout_engine as engines
 from patchkit.parity.doctor.causes import guess
-from patchkit.parity.doctor.compare import Cell, Comparison, compare, measure
+from patchkit.parity.doctor.compare import (
+    Cell,
+    Comparison,
+    aligned,
+    aligned_rows,
+    compare,
+    measure,
+)
 from patchkit.parity.doctor.covering import applicable_patches, covering_patches
 from patchkit.parity.doctor.diagnosis import Diagnosis
 from patchkit.parity.doctor.layout import DEFAULT_LAYOUT, Layout
@@ -305,6 +312,33 @@ class DoctorSession:
         )
         return a, b
 
+    def save_tensors(self, pair: Pair, key: OperatorKey, folder: Path) -> Path:
+        """Write an operator's values of both sides, rows that both have, for a closer look.
+
+        A safetensors file: ``rows`` ``[N, 2]`` (sequence, position), ``rollout`` and
+        ``trainer`` ``[N, W]``.
+        """
+        from safetensors.torch import save_file
+
+        held = self.tensors(pair, key)
+        if held is None:
+            known = sorted(
+                {k.op for k in pair.rollout.operators} & {k.op for k in pair.trainer.operators}
+            )
+            raise ConfigurationError(
+                f"doctor: no values of {key} were held on both sides; operators that both sides "
+                f"have: {', '.join(known)} (write operator@layer)"
+            )
+        a, b = aligned(*held)
+        rows = torch.from_numpy(aligned_rows(*held))
+        name = str(key).replace(" of layer ", "@").replace(".", "-")
+        path = folder / f"{name}.safetensors"
+        tensors = {"rows": rows, "rollout": a.contiguous(), "trainer": b.contiguous()}
+        save_file(
+            tensors, path, metadata={"rollout dtype": held[0].dtype, "trainer dtype": held[1].dtype}
+        )
+        return path
+
     def _vector(self, key: OperatorKey) -> torch.Tensor | None:
         found = self.trainer("vector", layer=key.layer, op=key.op)[0]
         return None if found is None else torch.tensor(found)
@@ -469,17 +503,8 @@ def parse_operator(text: str) -> OperatorKey:
         assert found is not None
         return found
     if not layer.isdigit():
-        from patchkit.errors import ConfigurationError
-
         raise ConfigurationError(
             f"operator {text!r}: expected operator@layer, as in self_attn.o_proj@1; "
             "`patchkit doctor --json` lists the operators"
         )
     return OperatorKey(int(layer), op)
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write plain data for a reader."""
-    from patchkit.runtime.files import write_atomically
-
-    write_atomically(path, (json.dumps(data, indent=1) + "\n").encode())

@@ -189,7 +189,9 @@ def _refuse_unless_examinable(settings: DoctorSettings) -> None:
 def _profile(settings: DoctorSettings, adapter: Adapter | None) -> Profile | None:
     if adapter is None:
         return None
-    needed = ("profiles", "logprobs") if settings.pair == "exact" else ("profiles",)
+    needed: tuple[str, ...] = (
+        ("profiles", "logprobs") if settings.pair == "exact" else ("profiles",)
+    )
     needed += () if settings.model else ("tiny_model",)
     if missing := [name for name in needed if not getattr(adapter, name)]:
         raise ConfigurationError(

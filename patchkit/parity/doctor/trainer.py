@@ -81,17 +81,7 @@ class TrainerTaps:
 
     def _place(self, exact: bool) -> None:
         for path, module in self._model.named_modules():
-            if any(True for _ in module.children()):
-                self._undo.append(
-                    module.register_forward_pre_hook(
-                        lambda m, args, path=path: self._enter(path, m)
-                    ).remove
-                )
-                self._undo.append(
-                    module.register_forward_hook(
-                        lambda m, args, out: self._stack.pop() and None, always_call=True
-                    ).remove
-                )
+            self._watch_place(path, module)
             self._watch(path, module)
         self._hook(self._model, self._after_model, "")
         for modeling in _modeling_modules(self._model):
@@ -108,9 +98,21 @@ class TrainerTaps:
                     )
                 self._replace_everywhere(resolve_reference(tap.reference), actions[tap.role])
 
-    def _enter(self, path: str, module: Any) -> None:
-        self._stack.append((path, module))
-        self._turns[path] = 0
+    def _watch_place(self, path: str, module: Any) -> None:
+        """Know which module is running, whatever function it calls."""
+        if not any(True for _ in module.children()):
+            return
+
+        def enter(m: Any, args: Any) -> None:
+            self._stack.append((path, m))
+            self._turns[path] = 0
+
+        def leave(m: Any, args: Any, output: Any) -> None:
+            if self._stack:
+                self._stack.pop()
+
+        self._undo.append(module.register_forward_pre_hook(enter).remove)
+        self._undo.append(module.register_forward_hook(leave, always_call=True).remove)
 
     def _watch(self, path: str, module: Any) -> None:
         kind = type(module).__name__
