@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from patchkit.bindings.claim import UncoveredLayerError
 from patchkit.providers.cuda import add_rms_norm_forward, rms_norm_forward
 from patchkit.providers.cuda.experts import expert_outputs, tile_for
 from patchkit.providers.cuda.linear import linear_forward, slice_products
 from patchkit.providers.cuda.sums import SLICES, partial_sum, rounded, whole_sum
-from patchkit_adapters.qwen3_moe.coverage import UncoveredLayerError
 
 
 @torch.library.custom_op("patchkit_cuda::rms_norm", mutates_args=())

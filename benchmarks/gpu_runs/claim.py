@@ -21,7 +21,6 @@ from typing import Any
 
 from benchmarks.gpu_runs import rollout
 
-WEIGHT_MAP = "patchkit_adapters.qwen3_moe.weights:weight_map"
 PHASES = ("initial_checkpoint", "post_update_reload")
 
 
@@ -76,13 +75,12 @@ def set_up(claim: Claim, scratch: Path) -> Claim:
     """
     from dataclasses import replace
 
-    from patchkit.engine import find_adapter
     from patchkit.runtime.contract import observe, preflight
 
     profile = profile_of(claim)
     run_dir = scratch / f"attestations-{claim.name}-{os.getpid()}"
     contract = preflight(profile, observe(profile, claim.model), opt_in=True, run_dir=run_dir)
-    assert find_adapter("qwen3_moe").weight_map == WEIGHT_MAP
+
     contract.environment.apply()
     own = rollout.environment("stock", scratch, tag="-" + claim.name)
     os.environ.update({k: v for k, v in own.items() if k not in contract.environment.variables})
@@ -96,6 +94,15 @@ def set_up(claim: Claim, scratch: Path) -> Claim:
         contract_digest=contract.digest,
         compared=contract.environment.compared,
     )
+
+
+def weight_map() -> str:
+    """The adapter's."""
+    from patchkit.engine import find_adapter
+
+    found = find_adapter("qwen3_moe").weight_map
+    assert found is not None
+    return found
 
 
 def profile_of(claim: Claim) -> Any:
@@ -256,7 +263,7 @@ class _Run:
         self.refusable("engine", lambda: require_engine(self.llm, profile))
         weights = profile.content.weights
         self.sync = WeightSync(
-            self.llm, weight_map=WEIGHT_MAP, mode=weights.receipts, caches=weights.caches
+            self.llm, weight_map=weight_map(), mode=weights.receipts, caches=weights.caches
         )
 
     def _attestations(self) -> None:

@@ -20,8 +20,6 @@ from typing import Any
 
 from benchmarks.gpu_runs import rollout
 
-WEIGHT_MAP = "patchkit_adapters.qwen3_moe.weights:weight_map"
-
 
 class StockLoader:
     """Worker extension that loads from shared memory without anything of the runtime's."""
@@ -148,10 +146,11 @@ def _parts(trainer: Any, control: Any, version: int) -> Any:
 
 
 def _exact_delivery(trainer: Any, llm: Any, control: Any) -> Callable[[int], None]:
+    from benchmarks.gpu_runs.claim import weight_map
     from patchkit.runtime.sync import WeightSync
     from patchkit.runtime.weights import reduce_receipt, tensors_receipt
 
-    sync = WeightSync(llm, weight_map=WEIGHT_MAP, mode="enforce", caches="reset")
+    sync = WeightSync(llm, weight_map=weight_map(), mode="enforce", caches="reset")
 
     def deliver(version: int) -> None:
         trainer.reshard()

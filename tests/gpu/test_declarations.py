@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from patchkit.engine import find_adapter, inspect_plan
+from patchkit.engine import find_adapter, inspect_plan, resolve_reference
 from patchkit.symbols import stored_manifest
 
 pytestmark = pytest.mark.anywhere
@@ -43,6 +43,17 @@ def test_the_versions_that_were_measured_are_reviewed(package: str, version: str
         facts = manifest.symbols.get(symbol)
         if facts is not None:
             assert facts.digest in known, f"{symbol} differs from what was reviewed"
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("side", ["rollout", "trainer"])
+def test_every_replacement_can_be_imported(side: str) -> None:
+    pytest.importorskip("triton")
+    pytest.importorskip("transformers")
+    from patchkit_adapters.qwen3_moe.cuda import CUDA_ROLLOUT, CUDA_TRAINER
+
+    for patch in CUDA_ROLLOUT if side == "rollout" else CUDA_TRAINER:
+        assert callable(resolve_reference(patch.replacement)), patch.symbol
 
 
 @pytest.mark.stack
