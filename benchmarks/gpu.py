@@ -101,7 +101,10 @@ def model(options: argparse.Namespace) -> None:
     from benchmarks.gpu_runs.model import make
 
     if not (options.model / "config.json").is_file():
-        make(options.model, options.layers, weights=not options.no_weights)
+        # Under another name until it is whole: somebody else may be waiting for it.
+        partial = options.model.with_name(options.model.name + ".partial")
+        make(partial, options.layers, weights=not options.no_weights)
+        partial.rename(options.model)
 
 
 def exact(options: argparse.Namespace) -> None:

@@ -466,7 +466,7 @@ class _Run:
             )
             self.report["mismatches"] = sum(p["mismatches"] for p in pairs)
             if self.artifact is not None and not self.report["refused"]:
-                self._seal()
+                self.refusable("artifact", self._seal)
             self.report["finished"] = True
             self.write()
             self.say(f"tokens {self.report['tokens']}, mismatches {self.report['mismatches']}")

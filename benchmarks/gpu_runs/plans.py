@@ -90,7 +90,8 @@ GRPO = tuple(
 
 PLANS: dict[str, tuple[tuple[Run, ...], ...]] = {
     "one": ((MODEL,), (_exact("exact-vllm_bi-tp1", gpu=0),), (ALONE[0],), (GRPO[0],)),
-    "ranks": ((MODEL, DEEP_MODEL), (TESTS, *RANKS)),
+    "tests": ((TESTS,),),
+    "ranks": ((MODEL,), RANKS),
     "alone": ((MODEL,), ALONE),
     "deep": ((DEEP_MODEL,), DEEP),
     "grpo": ((MODEL,), GRPO),
