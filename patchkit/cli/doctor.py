@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -222,7 +223,7 @@ def _print_grid(console: Console, diagnosis: Diagnosis) -> None:
     table.add_column("differ", justify="right")
     table.add_column("max |Δ|", justify="right")
     at = {(c.key.layer, c.key.op): c for c in cells}
-    groups: list[tuple[str, list[Cell | None]]] = [
+    groups: list[tuple[str, Sequence[Cell | None]]] = [
         *((c.label, [c]) for c in cells if c.key.layer == BEFORE),
         *((label, [at.get((layer, op)) for layer in layers]) for op, label in grid_columns(inside)),
         *((c.label, [c]) for c in cells if c.key.layer == AFTER),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["document", "figure", "table", "text"]
+__all__ = ["document", "facts", "figure", "symbol", "table", "text"]
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --paper: #fff; --soft: #60646c; --line: #d9dde2;
@@ -34,7 +35,7 @@ table.data th, table.data td { text-align: left; padding: .3rem .9rem .3rem 0;
 table.data th { font-weight: 600; color: var(--soft); white-space: nowrap; }
 table.data td.n, table.data th.n { text-align: right; }
 td.good { color: var(--good); } td.bad { color: var(--bad); }
-code, pre { font: 13px/1.45 ui-monospace, monospace; overflow-wrap: anywhere; }
+code, pre { font: 13px/1.45 ui-monospace, monospace; }
 pre { background: var(--mark); padding: .8rem 1rem; overflow-x: auto; white-space: pre-wrap; }
 figure { margin: 1rem 0; } figcaption { color: var(--soft); font-size: .9rem; }
 svg { width: 100%; height: auto; display: block; }
@@ -71,6 +72,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterable[
         f"<tr>{''.join(cell('td', i, html) for i, html in enumerate(row))}</tr>" for row in rows
     )
     return f"<div class=scroll><table class=data><tr>{top}</tr>{lines}</table></div>"
+
+
+def symbol(name: str) -> str:
+    """A dotted name that breaks at its dots only."""
+    breakable = re.sub("([.:_])", "\\1<wbr>", text(name))
+    return f"<code>{breakable}</code>"
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:

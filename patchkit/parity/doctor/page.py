@@ -9,7 +9,7 @@ from typing import Any
 from patchkit.parity.doctor.compare import Cell
 from patchkit.parity.doctor.diagnosis import Diagnosis, place
 from patchkit.parity.doctor.layout import label
-from patchkit.parity.doctor.markup import document, facts, table, text
+from patchkit.parity.doctor.markup import document, facts, symbol, table, text
 from patchkit.parity.doctor.recording import AFTER, BEFORE
 from patchkit.runtime.files import write_atomically
 
@@ -102,12 +102,12 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
         f"{diagnosis.sequences} sequences, {diagnosis.tokens[0]:,} tokens through vLLM, "
         f"{diagnosis.tokens[1]:,} through the Hugging Face model</p>",
         f'<p class="verdict {"good" if diagnosis.equal else ""}">{text(diagnosis.verdict)}</p>',
-        *_first(diagnosis),
         "<h2>Layers and operators</h2>",
         "<p class=soft>Forward order is from left to right and from top to bottom. Hover over a "
         "square for its figures, click it for everything that is known.</p>",
         *_picture(diagnosis),
         *_cards(diagnosis),
+        *_first(diagnosis),
         *_origins(diagnosis),
         *_notes(diagnosis),
     ]
@@ -121,9 +121,7 @@ def _first(diagnosis: Diagnosis) -> Iterator[str]:
     first = diagnosis.first
     if first is None:
         return
-    yield f"<h2>The first difference: {text(place(first))}</h2>"
-    yield facts(_cell_facts(first))
-    yield "<h2>Likely cause</h2><ol class=causes>"
+    yield f"<h2>Why the {text(place(first))} differs</h2><ol class=causes>"
     for cause in diagnosis.causes:
         sure = "computed" if cause.certain else "told by the size of the difference"
         yield (
@@ -141,7 +139,7 @@ def _first(diagnosis: Diagnosis) -> Iterator[str]:
             else f"<h2>The patches of adapter {name} that stand here</h2>"
         )
         rows = [
-            [side, f"<code>{text(p['symbol'])}</code>", text(p["reason"])]
+            [side, symbol(p["symbol"]), text(p["reason"])]
             for side, patches in (("rollout", rollout), ("trainer", trainer))
             for p in patches
         ]
@@ -154,7 +152,12 @@ def _cell_facts(cell: Cell) -> Iterator[tuple[str, str]]:
     yield (
         "rows",
         f"{cell.differing:,} of {cell.rows:,} differ"
-        + (f"; {cell.unmatched:,} on one side only" if cell.unmatched else ""),
+        + (
+            f"; {cell.unmatched:,} on one side only (an engine computes neither what it has "
+            "cached nor the last token)"
+            if cell.unmatched
+            else ""
+        ),
     )
     if cell.first_row:
         yield (
@@ -184,7 +187,7 @@ def _cell_facts(cell: Cell) -> Iterator[tuple[str, str]]:
         yield "computed twice, differently", _both(*(f"{n:,} rows" for n in cell.unrepeatable))
     for side, owners in zip(("vLLM", "trainer"), cell.owners, strict=True):
         if owners:
-            yield f"computed by ({side})", f"<code>{text(owners[0])}</code>"
+            yield f"computed by ({side})", symbol(owners[0])
 
 
 def _both(rollout: str, trainer: str) -> str:
