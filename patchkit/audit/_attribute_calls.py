@@ -20,10 +20,10 @@ from patchkit.audit._values import (
     FilePath,
     Inst,
     Ref,
-    Result,
+    Somewhere,
     Value,
     either,
-    last_name,
+    names_module,
     options,
 )
 
@@ -80,7 +80,9 @@ class AttributeCalls:
         for option, guards in options(name):
             before = frame.guards
             frame.guards = (*before, *guards)
-            if isinstance(option, Const) and isinstance(option.value, str):
+            if option == NONE:
+                pass  # the name that was looked for and not found
+            elif isinstance(option, Const) and isinstance(option.value, str):
                 target = owner
                 *path, last = option.value.split(".")
                 for part in path:
@@ -100,7 +102,7 @@ class AttributeCalls:
                             "class of an object", frame, node,
                             "the class and the name that are set are known at run time only",
                         )  # fmt: skip
-                    elif isinstance(target, Result) and last_name(target) == "import_module":
+                    elif names_module(target) or isinstance(target, Somewhere):
                         self._interpreter.writes.blind(
                             "dynamic module", frame, node,
                             "the module and the name that are set are computed at run time",
@@ -126,6 +128,8 @@ class AttributeCalls:
                 found.append(
                     (self._interpreter.evaluator.attribute(args[0], option.value, node), guards)
                 )
+            elif any(names_module(v) or isinstance(v, Somewhere) for v, _ in options(args[0])):
+                found.append((Somewhere(), guards))
             else:
                 found.append((UNKNOWN, guards))
         return either(found)

@@ -10,16 +10,19 @@ from pathlib import Path
 from patchkit.audit._findings import Finding, Report, VerdictKind
 from patchkit.audit._guards import Ways, describe, specifiers, spoken
 from patchkit.audit._known import is_plain
+from patchkit.audit._markers import OwnNames, Stashes, is_stash
 from patchkit.audit._project import Project
 from patchkit.audit._replacements import Replacement, describe_replacement
-from patchkit.audit._sightings import Sighting
+from patchkit.audit._sightings import BlindSpot, Sighting
 from patchkit.audit._survey import Survey, collector_paused
-from patchkit.audit._values import FilePath, Item, Ref, options
+from patchkit.audit._values import FilePath, Item, Ref
 from patchkit.audit._verdicts import Judge, Subject
 from patchkit.audit._versions import Target, Versions, open_installed, open_target
 from patchkit.audit._workers import Workers
 from patchkit.errors import ConfigurationError
 from patchkit.symbols import SymbolFacts
+
+_GREAT = frozenset({"torch", "transformers", "vllm", "numpy"})
 
 
 def audit(
@@ -111,9 +114,14 @@ def _versions(
 
 def _findings(survey: Survey, versions: Versions, packages: frozenset[str]) -> Iterable[Finding]:
     ways = Ways(survey.found.edges)
-    judge = Judge(versions, ways, survey.found.settings, survey.found.sightings)
+    judge = Judge(versions, ways, survey.found.settings, survey.found.sightings, survey.uses)
     workers = Workers(survey)
+    own = OwnNames(survey.project.own_roots)
+    stashes = Stashes(survey.found.sightings)
     for sighting in survey.found.sightings:
+        if stashes.concerns(sighting) or _of_ones_own(sighting, own):
+            continue
+        sighting = _at_home(sighting, versions)
         package = _package(sighting)
         if packages and package not in packages:
             continue
@@ -121,6 +129,9 @@ def _findings(survey: Survey, versions: Versions, packages: frozenset[str]) -> I
         if symbol is None or _only_configures(sighting, symbol, versions):
             continue
         replacement = _replacement(sighting, survey)
+        if sighting.of_subclass and not _is_its_own(symbol, versions, package):
+            _note_subclass(sighting, symbol, survey)
+            continue
         subject = Subject(sighting, symbol, replacement)
         verdicts = judge.verdicts(subject, package)
         if _adds_a_marker(sighting, symbol, versions, package):
@@ -195,6 +206,70 @@ def symbol_of(sighting: Sighting, versions: Versions, known_modules: set[str]) -
     return _guessed(target, known_modules)
 
 
+def _of_ones_own(sighting: Sighting, own: OwnNames) -> bool:
+    """Whether what is written to has the project's own name: a note, or something it added."""
+    target = sighting.target.owner if isinstance(sighting.target, Item) else sighting.target
+    return isinstance(target, Ref) and own.in_path(target)
+
+
+def _at_home(sighting: Sighting, versions: Versions) -> Sighting:
+    """With the target where it lives: ``trainer.nn.Linear.forward`` is one of torch.
+
+    What is reached *through* a name that a module imports from another package is that
+    package's. The name itself, rebound, is the module's.
+    """
+    target = sighting.target
+    if not isinstance(target, Ref):
+        return sighting
+    for _ in range(4):
+        moved = _through_an_import(target, versions)
+        if moved is None:
+            break
+        target = moved
+    return sighting if target is sighting.target else replace(sighting, target=target)
+
+
+def _through_an_import(target: Ref, versions: Versions) -> Ref | None:
+    candidates = _candidates(versions, target.root)
+    for version in candidates:
+        found = version.split(target)
+        if found is None:
+            continue
+        module, name = found
+        head, dot, rest = name.partition(".")
+        if not dot or version.facts(f"{module}:{head}") is not None:
+            return None
+        origin = version.imported(module, head)
+        if origin is None:
+            return None
+        home, _, first = origin.partition(":")
+        return Ref(home, (*((first,) if first else ()), *rest.split(".")))
+    if not candidates:
+        # Without source: a package is not called like one of the great ones in passing.
+        for index, name in enumerate(target.attrs[:-1]):
+            if name in _GREAT and name != target.root:
+                return Ref(name, target.attrs[index + 1 :])
+    return None
+
+
+def _is_its_own(symbol: str, versions: Versions, package: str) -> bool:
+    """Whether a class has a member of its own at one of the versions at hand."""
+    found = [v.facts(symbol) for v in _candidates(versions, package)]
+    return any(f is not None and not f.inherited_from for f in found)
+
+
+def _note_subclass(sighting: Sighting, symbol: str, survey: Survey) -> None:
+    owner = symbol.rpartition(".")[0]
+    survey.found.blind_spots.append(
+        BlindSpot(
+            "class of an object",
+            sighting.place,
+            _line(sighting),
+            f"the class that is written to is some subclass of {owner}, known at run time only",
+        )  # fmt: skip
+    )
+
+
 def _candidates(versions: Versions, package: str) -> list[Target]:
     found = list(versions.of(package))
     base = versions.base.get(package)
@@ -261,14 +336,16 @@ def _adds_a_marker(sighting: Sighting, symbol: str, versions: Versions, package:
     """
     if sighting.must_exist or ":" not in symbol:
         return False
-    stashes = _is_of_the_owner(sighting)
+    stashes = is_stash(sighting)
     if sighting.action != "value" and not stashes:
         return False
     module, _, name = symbol.partition(":")
     owner, _, last = name.rpartition(".")
+    if not stashes and not last.startswith("_") and "patched" not in last.lower():
+        return False  # a public name is there to be read by others
     candidates = _candidates(versions, package)
     if not candidates:
-        return last.startswith("_")
+        return stashes or last.startswith("_")
     for version in candidates:
         if version.source is None or version.facts(symbol) is not None:
             return False
@@ -279,18 +356,6 @@ def _adds_a_marker(sighting: Sighting, symbol: str, versions: Versions, package:
         if not there and not stashes:
             return False
     return True
-
-
-def _is_of_the_owner(sighting: Sighting) -> bool:
-    """Whether what is written is another member of what it is written to."""
-    target = sighting.target
-    if not isinstance(target, Ref):
-        return False
-    owner = target.dotted.rpartition(".")[0]
-    found = options(sighting.replacement)
-    return bool(found) and all(
-        isinstance(v, Ref) and v.dotted.rpartition(".")[0] == owner for v, _ in found
-    )
 
 
 def _replacement(sighting: Sighting, survey: Survey) -> Replacement:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from patchkit.audit._attribute_calls import AttributeCalls
+from patchkit.audit._expressions import UNROLL, rebind
 from patchkit.audit._known import (
     WRAPPER_CLASSES,
     WRAPPING_CALLS,
@@ -113,6 +114,8 @@ class Calls:
                 if keyword.arg in DOORS:
                     self.door(keyword.arg, value, frame, node)
         arguments = tuple(args)
+        if isinstance(base, (Seq, Map)) and isinstance(node.func, ast.Attribute):
+            self._grow(node.func, base, arguments, frame)
         if base is not None:
             found = []
             for option, guards in options(base):
@@ -129,6 +132,21 @@ class Calls:
             result = self.apply(evaluate(node.func, frame), arguments, kwargs, frame, node)
         self._manager_call(node, arguments, kwargs, frame)
         return result
+
+    def _grow(self, func: ast.Attribute, base: Seq | Map, args: Args, frame: Frame) -> None:
+        """``table.append(row)`` and its like on a table that the project makes here."""
+        if not isinstance(func.value, ast.Name) or not args:
+            return
+        grown: Value | None = None
+        if isinstance(base, Seq) and len(base.items) < UNROLL:
+            if func.attr in ("append", "add"):
+                grown = Seq((*base.items, args[0]))
+            elif func.attr == "extend" and isinstance(args[0], Seq):
+                grown = Seq((*base.items, *args[0].items))
+        elif isinstance(base, Map) and func.attr == "update" and isinstance(args[0], Map):
+            grown = Map((*base.items, *args[0].items))
+        if grown is not None:
+            rebind(func.value.id, grown, frame)
 
     def apply(self, func: Value, args: Args, kwargs: Kwargs, frame: Frame, node: ast.AST) -> Value:
         """``func(*args, **kwargs)``."""

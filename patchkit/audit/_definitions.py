@@ -64,6 +64,7 @@ class Definitions:
         frame.scope.bind(node.name, func, frame.guards)
         for value, syntax in zip(reversed(decorators), reversed(node.decorator_list), strict=True):
             self._interpreter.calls.decorate(value, func, frame, syntax)
+            self._interpreter.calls.libraries.when_loaded(func, frame, syntax)
 
     def klass(self, node: ast.ClassDef, frame: Frame) -> None:
         prefix = ""

@@ -18,6 +18,7 @@ from patchkit.audit._values import (
     Cond,
     Const,
     DictOf,
+    Either,
     FilePath,
     Func,
     Guard,
@@ -31,6 +32,7 @@ from patchkit.audit._values import (
     Ref,
     Result,
     Seq,
+    Somewhere,
     Unknown,
     Value,
     Version,
@@ -39,6 +41,7 @@ from patchkit.audit._values import (
     contradict,
     either,
     exclusive,
+    names_module,
     options,
 )
 
@@ -170,6 +173,8 @@ class Evaluator:
                         return starred
             first = False
             current = current.parent
+        if name == "__builtins__":
+            return Ref("builtins")
         if name in _BUILTINS:
             return Ref("builtins", (name,))
         return Unknown(name)
@@ -227,6 +232,8 @@ class Evaluator:
             if name == "__func__":
                 return owner.func
             return owner.self if name == "__self__" else UNKNOWN
+        if isinstance(owner, Somewhere) or names_module(owner):
+            return Somewhere(name)
         if name == "__class__":
             return ClassOf(owner, "")
         if name == "__dict__":
@@ -247,17 +254,40 @@ class Evaluator:
                     bound = upper.value if isinstance(upper, Const) else None
                     if lower is None and isinstance(bound, int):
                         return VersionPart(value, f"[:{bound}]")
-                if isinstance(value, Const) and isinstance(value.value, str):
+                whole = value.items if isinstance(value, Seq) else getattr(value, "value", None)
+                if isinstance(whole, (str, tuple)) and node.slice.step is None:
                     low = self.value(lower, frame) if lower else Const(None)
                     top = upper if upper is not None else Const(None)
                     if isinstance(low, Const) and isinstance(top, Const):
                         try:
-                            return Const(value.value[low.value : top.value])  # type: ignore[misc, index]
+                            part = whole[low.value : top.value]  # type: ignore[misc]
                         except TypeError:
                             return UNKNOWN
+                        return Const(part) if isinstance(part, str) else Seq(part)
             return UNKNOWN
         index = self.value(node.slice, frame)
-        return either([(self.item(v, index), guards) for v, guards in options(owner)])
+        found = []
+        for value, guards in options(owner):
+            if isinstance(value, Map) and not _is_definite(index):
+                found += [(v, (*guards, *more)) for v, more in self._any_entry(value, node, frame)]
+            else:
+                found.append((self.item(value, index), guards))
+        return either(found)
+
+    def _any_entry(
+        self, table: Map, node: ast.Subscript, frame: Frame
+    ) -> list[tuple[Value, tuple[Guard, ...]]]:
+        """Each entry of a table that is asked with a key known at run time only."""
+        asked = ast.unparse(node.slice)
+        found: list[tuple[Value, tuple[Guard, ...]]] = []
+        for branch, (key, value) in enumerate(table.items):
+            if isinstance(key, Const):
+                guard = Guard(
+                    UNKNOWN, id(node), branch, f"{asked} == {key.value!r}", node.lineno,
+                    frame.module.file, kind="choice",
+                )  # fmt: skip
+                found.append((value, (guard,)))
+        return found
 
     def item(self, owner: Value, index: Value) -> Value:
         """``owner[index]``."""
@@ -496,6 +526,17 @@ class Evaluator:
     def _yield(self, node: ast.Yield, frame: Frame) -> Value:
         frame.yields.append(self.value(node.value, frame))
         return UNKNOWN
+
+
+def rebind(name: str, value: Value, frame: Frame) -> None:
+    """What a name of this scope stands for after a change of what it stood for."""
+    if name in frame.scope.names:
+        frame.scope.bind(name, value, frame.guards)
+
+
+def _is_definite(index: Value) -> bool:
+    """Whether a key is one key: a constant, or nothing that was ever one."""
+    return isinstance(index, (Const, Ref, Func, Klass, Either))
 
 
 def _foreign_attribute(owner: Ref, name: str) -> Value:

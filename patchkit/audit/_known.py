@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import re
 
-from patchkit.audit._values import Const, Func, Klass, Map, Ref, Seq, Value, options
+from patchkit.audit._values import (
+    Bound,
+    Const,
+    Func,
+    Klass,
+    Map,
+    Ref,
+    Result,
+    Seq,
+    Value,
+    last_name,
+    options,
+)
 
 # Attributes that describe an object and change nothing about what it does.
 DESCRIPTIVE = frozenset({
@@ -15,7 +27,7 @@ DESCRIPTIVE = frozenset({
 # Places that exist to be written to. Reassigning a name of `sys` or an entry of
 # `os.environ` configures the process; it replaces nobody's code.
 _SETTING_PLACES = re.compile(
-    r"^(?:os\.environ|sys\.(?!modules)|warnings\.|logging\.(?:raiseExceptions|root)|builtins\._$"
+    r"^(?:linecache\.|sys\.(?!modules)|warnings\.|logging\.(?:raiseExceptions|root)|builtins\._$"
     r"|torch\.backends\.|socket\.(?:_?default)|matplotlib\.|mpl\.|pylab\.|seaborn\."
     r"|pandas\.(?:options|set_option)|readline\.|faulthandler\.|gettext\.|locale\."
     r"|decimal\.|random\.|numpy\.random\.|csv\.|PIL\.ImageFile\.LOAD_TRUNCATED_IMAGES"
@@ -33,11 +45,22 @@ def is_setting(target: Ref, name: str, value: Value) -> bool:
     if name in DESCRIPTIVE:
         return True
     dotted = f"{target.dotted}.{name}"
+    if dotted.startswith("os.environ"):
+        return not holds_code(value)
     if _SETTING_PLACES.match(dotted):
         return True
     if any(part in _SETTING_MODULES for part in dotted.split(".")[1:-1]):
-        return not any(isinstance(v, (Func, Klass)) for v, _ in options(value))
+        return not holds_code(value)
     return False
+
+
+def holds_code(value: Value) -> bool:
+    """Whether a value is a function or a class, if inside of a descriptor or a wrapper."""
+    return any(
+        isinstance(v, (Func, Klass, Bound))
+        or (isinstance(v, Result) and any(holds_code(a) for a in v.args))
+        for v, _ in options(value)
+    )
 
 
 def is_code(value: Value) -> bool:
@@ -61,6 +84,8 @@ def _plain(value: Value) -> bool:
         return all(is_plain(v) for v in value.items)
     if isinstance(value, Map):
         return all(is_plain(k) and is_plain(v) for k, v in value.items)
+    if isinstance(value, Result) and last_name(value) == "iadd":
+        return all(is_plain(a) for a in value.args)  # `x.count += 1`
     return False
 
 
@@ -111,6 +136,12 @@ EXISTING_NAMESPACES = frozenset({
     "flash_attn", "vllm", "_C", "_moe_C", "_C_cache_ops", "_C_custom_ar", "_vllm_fa2_C",
     "_vllm_fa3_C", "vllm_aiter", "sgl_kernel", "_rocm_C", "_C_utils", "_qutlass_C",
 })  # fmt: skip
+
+
+# Parts of packages that other packages put there when they are imported.
+BROUGHT_BY_OTHERS = {
+    "torch": frozenset({"npu", "mlu", "musa", "hpu", "gcu", "sdaa", "ptpu"}),
+}
 
 
 def dotted_ref(text: str) -> Ref | None:

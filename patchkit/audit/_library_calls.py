@@ -16,6 +16,7 @@ from patchkit.audit._operator_calls import dispatch_key
 from patchkit.audit._values import (
     UNKNOWN,
     Const,
+    Func,
     Klass,
     OwnModule,
     Param,
@@ -163,3 +164,28 @@ class LibraryCalls:
             if isinstance(module, Ref):
                 self._interpreter.calls.apply(args[0], (module,), {}, frame, node)
         return UNKNOWN
+
+    def when_loaded(self, func: Func, frame: Frame, node: ast.expr) -> None:
+        """``@patch_for("package.module")`` above a function that takes that module.
+
+        Projects register such functions, and call them once the module is loaded.
+        """
+        if not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords:
+            return
+        named = node.args[0]
+        if not isinstance(named, ast.Constant) or not isinstance(named.value, str):
+            return
+        spec = func.node.args
+        if len([*spec.posonlyargs, *spec.args]) != 1 or spec.kwonlyargs or frame.call is not None:
+            return
+        place = dotted_ref(named.value)
+        if place is None or not place.attrs or "." not in named.value or func.owner is not None:
+            return
+        interpreter = self._interpreter
+        made = interpreter.names.peek(node.func, frame)
+        if place.root not in interpreter.foreign_names or isinstance(made, Ref):
+            return
+        interpreter.inlining.inline(
+            func, (interpreter.names.module_named(Const(named.value)),), {}, frame, node,
+            effects_only=True,
+        )  # fmt: skip

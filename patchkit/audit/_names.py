@@ -102,23 +102,43 @@ class Names:
         return UNKNOWN
 
     def instance_value(self, klass: Klass, name: str) -> Value:
-        """What ``__init__`` of a class stores under ``self.name``, where it is simple."""
+        """What a class stores under ``self.name``, where one method does, and simply."""
         if klass not in self.instances_read:
             self.instances_read.add(klass)
-            init = self.member(klass, "__init__")
-            if isinstance(init, Func) and not isinstance(init.node, ast.Lambda):
-                frame = Frame(init.module, Scope("function", init.scope), init)
-                self._interpreter.definitions.bind_unknown(init, frame.scope, frame)
-                for statement in init.node.body:
-                    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-                        target = statement.targets[0]
-                        if isinstance(target, ast.Attribute) and isinstance(
-                            statement.value, (ast.Name, ast.Attribute, ast.Constant)
-                        ):
-                            self.instance_values[klass, target.attr] = (
-                                self._interpreter.evaluator.value(statement.value, frame)
-                            )
+            self._read_instance(klass)
         return self.instance_values.get((klass, name), UNKNOWN)
+
+    def _read_instance(self, klass: Klass) -> None:
+        stored: dict[str, list[Value]] = {}
+        methods = dict(self.class_members(klass))
+        methods.setdefault("__init__", self.member(klass, "__init__"))
+        for method in methods.values():
+            if not isinstance(method, Func) or isinstance(method.node, ast.Lambda):
+                continue
+            args = [*method.node.args.posonlyargs, *method.node.args.args]
+            if not args or method.owner is None:
+                continue
+            frame = Frame(method.module, Scope("function", method.scope), method)
+            self._interpreter.definitions.bind_unknown(method, frame.scope, frame)
+            for statement in method.node.body:
+                if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+                    target = statement.targets[0]
+                    if (
+                        isinstance(target, ast.Attribute)
+                        and isinstance(target.value, ast.Name)
+                        and target.value.id == args[0].arg
+                    ):
+                        simple = isinstance(
+                            statement.value, (ast.Name, ast.Attribute, ast.Constant)
+                        )
+                        stored.setdefault(target.attr, []).append(
+                            self._interpreter.evaluator.value(statement.value, frame)
+                            if simple
+                            else UNKNOWN
+                        )
+        for name, values in stored.items():
+            if len(values) == 1:
+                self.instance_values[klass, name] = values[0]
 
     def class_members(self, klass: Klass) -> Iterable[tuple[str, Value]]:
         """The names that a class body binds."""

@@ -212,8 +212,8 @@ def look_at_file(tree: ast.Module, source: bytes) -> FileLook:
             imports.setdefault(name, set()).add(origin)
     return FileLook(
         alone=frozenset().union(*(found.alone for found in every)),
-        helpers=frozenset(f.name for f, found in usual if found.when_called),
-        setters=frozenset(f.name for f, found in usual if found.setter),
+        helpers=frozenset(n for f, found in usual if found.when_called for n in _defined(f)),
+        setters=frozenset(n for f, found in usual if found.setter for n in _defined(f)),
         passing=tuple((f.name, found.passed) for f, found in usual if found.passed),
         giving=tuple((f.name, found.gives) for f, found in usual if found.gives),
         called_with=frozenset().union(*(found.called_with for found in every)),
@@ -222,6 +222,14 @@ def look_at_file(tree: ast.Module, source: bytes) -> FileLook:
         imports={name: frozenset(origins) for name, origins in imports.items()},
         defined=frozenset(n for n, w in first.names.items() if w != _MAYBE),
     )
+
+
+def _defined(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """The name of a function, and those of the functions at the top of its body."""
+    inner = [
+        n.name for n in function.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    return [function.name, *inner]
 
 
 def _top(
@@ -305,6 +313,8 @@ class _Look:
         self._functions: set[str] = set()
         self.imported: list[tuple[str, Import]] = []
         self._derived: dict[str, set[str]] = {}
+        self._through: dict[str, set[str]] = {}
+        self._copies: set[str] = set()
         self._passed: set[str] = set()
         self._tables: set[str] = set()
         self._alone: set[str] = set()
@@ -390,6 +400,8 @@ class _Look:
                 self._note(element, parts[index] if whole else value)  # type: ignore[index]
         elif isinstance(target, ast.Name):
             weight = self._weight(value)
+            if _copied(value) in self._parameters:
+                self._copies.add(target.id)
             if weight == _HOLDER and isinstance(value, _LITERALS[:4]):
                 if self._foreign_roots(value):
                     self._tables.add(target.id)
@@ -397,6 +409,34 @@ class _Look:
             if weight == _MAYBE:
                 origins = {r for r in self._origins(value) if r != target.id}
                 self._derived.setdefault(target.id, set()).update(origins)
+            giver = self._given_through(value)
+            if giver is not None:
+                self._through.setdefault(target.id, set()).add(giver)
+
+    @staticmethod
+    def _given_through(value: ast.expr) -> str | None:
+        """The name whose class, or part, a value is: ``x``, ``x.Klass``, ``getattr(x, …)``."""
+        if isinstance(value, ast.Call):
+            if not isinstance(value.func, ast.Name) or value.func.id != "getattr":
+                return None
+            return _root(value.args[0]) if value.args else None
+        if isinstance(value, ast.Name):
+            return value.id
+        if isinstance(value, ast.Attribute) and value.attr.lstrip("_")[:1].isupper():
+            return _root(value)
+        return None
+
+    def _is_given(self, name: str) -> bool:
+        """Whether a local name stands for a parameter, or for a class in it."""
+        todo, seen = [name], {name}
+        while todo:
+            for giver in self._through.get(todo.pop(), ()):
+                if giver in self._parameters:
+                    return True
+                if giver not in seen:
+                    seen.add(giver)
+                    todo.append(giver)
+        return False
 
     def _note_loop(self, target: ast.expr, iterated: ast.expr) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
@@ -594,6 +634,8 @@ class _Look:
             if node.id in self._receivers or self._standing(node.id) == _HARMLESS:
                 return set()
             if self._standing(node.id) == _HOLDER:
+                if node.id in self._copies:
+                    return {GIVEN}
                 return {""} if node.id in self._tables else set()
             return self._given_by(self._roots(node.id))
         if isinstance(node, (ast.Attribute, ast.Subscript)):
@@ -662,6 +704,9 @@ class _Look:
                 self._alone.add("")
         else:
             standing = self._standing(root)
+            if root in self._through and self._is_given(root):
+                self._when_called = True
+                self._setter = self._setter or not container
             direct = container and isinstance(owner, ast.Name)
             if special:
                 self._alone.add("")
@@ -774,6 +819,16 @@ _NOTED = frozenset({
     ast.For, ast.AsyncFor, ast.comprehension, ast.withitem, ast.Import, ast.ImportFrom,
     ast.Global, ast.keyword, ast.Dict, ast.AugAssign, ast.Delete, ast.Return, ast.Yield,
 })  # fmt: skip
+
+
+def _copied(value: ast.expr) -> str | None:
+    """The name of what ``dict(x)``, ``list(x)`` or ``{**x}`` copies."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+        if value.func.id in ("dict", "list", "tuple", "sorted") and len(value.args) == 1:
+            return _root(value.args[0])
+    elif isinstance(value, ast.Dict) and None in value.keys:
+        return _root(value.values[value.keys.index(None)])
+    return None
 
 
 def _innermost(node: ast.expr) -> ast.expr:

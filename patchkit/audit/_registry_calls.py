@@ -18,6 +18,7 @@ from patchkit.audit._values import (
     Map,
     Ref,
     Result,
+    Seq,
     Value,
     last_name,
     options,
@@ -47,7 +48,8 @@ class RegistryCalls:
         node: ast.AST,
     ) -> None:
         keys = [a for a in (*args, *kwargs.values()) if isinstance(a, Const)]
-        key = str(keys[0].value) if keys else last_name(value)
+        names = [k.value for k in keys if isinstance(k.value, str)]
+        key = str(names[0]) if names else last_name(value)
         self._interpreter.writes.emit(
             frame, node, "registry", "register", registry, value, key=key or None, must_exist=True
         )
@@ -58,6 +60,12 @@ class RegistryCalls:
         dotted = f"{base.dotted}.{name}"
         if dotted in self._interpreter.calls.table:
             return None
+        if base.dotted == "sys.modules":
+            if name == "get" and args:
+                return self._interpreter.names.module_named(args[0])
+            if name in ("values", "items"):
+                one = Result(base)  # whichever is loaded
+                return Seq((Seq((UNKNOWN, one)),)) if name == "items" else Seq((one,))
         if name in ("update", "setdefault", "__setitem__", "pop", "append", "insert", "extend"):
             return self._foreign_container(base, name, args, kwargs, frame, node)
         if name in ("__setattr__", "__delattr__") and len(args) > 1 and base.attrs:

@@ -40,6 +40,7 @@ class Sighting:
         before_call: How many of the guards stand outside of the helper.
         edits: For source rewriting, the replacements.
         must_exist: Whether the way it is written fails when the target is absent.
+        of_subclass: Whether the class written to may be any subclass of the one named.
     """
 
     form: str
@@ -55,6 +56,7 @@ class Sighting:
     before_call: int | None = None
     edits: tuple[Edit, ...] = ()
     must_exist: bool = False
+    of_subclass: bool = False
 
 
 @dataclass(frozen=True, slots=True)

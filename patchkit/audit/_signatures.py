@@ -18,10 +18,13 @@ class Problem:
     Attributes:
         parameter: The parameter concerned, empty where it is not about one.
         text: What is wrong, in words.
+        by_position: Whether only calls are concerned that pass something optional by its
+            position.
     """
 
     parameter: str
     text: str
+    by_position: bool = False
 
 
 def parameters_of(args: ast.arguments) -> tuple[Parameter, ...]:
@@ -75,6 +78,7 @@ def misfits(
     by_name = {p.name: p for p in given if p.kind not in ("var-positional", "var-keyword")}
     renamed_before = _renamed(before, replacement, receiver) if before is not None else set()
     taken: set[str] = set()
+    in_order = _in_order(wanted, places)
     place = 0
     for parameter in wanted:
         if parameter.kind == "var-positional":
@@ -115,6 +119,10 @@ def misfits(
                     f"{wanted.index(parameter)}, it at {places.index(elsewhere)}"
                     if elsewhere in places
                     else f"it takes {parameter.name} by keyword only",
+                    by_position=in_order
+                    and elsewhere in places
+                    and not parameter.required
+                    and not elsewhere.required,
                 )
             elif any_keyword:
                 continue
@@ -137,6 +145,13 @@ def misfits(
         yield Problem(
             parameter.name, f"it requires {parameter.name}, which the target does not have"
         )
+
+
+def _in_order(wanted: list[Parameter], places: list[Parameter]) -> bool:
+    """Whether what both have stands in the same order: one has more in between, no more."""
+    mine = {p.name for p in places}
+    theirs = [p.name for p in wanted if p.kind in _POSITIONAL and p.name in mine]
+    return theirs == [p.name for p in places if p.name in set(theirs)]
 
 
 def _not_placed(

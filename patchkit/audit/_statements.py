@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from patchkit.audit._expressions import UNROLL, Frame
+from patchkit.audit._expressions import UNROLL, Frame, rebind
 from patchkit.audit._inlining import MAX_STEPS
 from patchkit.audit._sightings import BlindSpot
 from patchkit.audit._values import (
@@ -144,6 +144,10 @@ class Statements:
             if isinstance(target.slice, ast.Slice):
                 return
             index = self._interpreter.evaluator.value(target.slice, frame)
+            if isinstance(owner, Map) and isinstance(target.value, ast.Name):
+                if isinstance(index, Const) and len(owner.items) < UNROLL:
+                    kept = tuple(pair for pair in owner.items if pair[0] != index)
+                    rebind(target.value.id, Map((*kept, (index, value))), frame)
             self._interpreter.writes.write_item(
                 owner, index, value, frame, node or target, target.value
             )

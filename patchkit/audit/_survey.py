@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -14,11 +15,25 @@ from pathlib import Path
 
 from patchkit.audit._doors import declared_doors
 from patchkit.audit._interpreter import Interpreter
+from patchkit.audit._known import EXISTING_NAMESPACES
+from patchkit.audit._markers import OwnNames
 from patchkit.audit._prescan import GIVEN, PASSED, RETURNED, FileLook, look_at_file, remember
 from patchkit.audit._project import WELL_KNOWN, Project, SourceFile, parse_text
 from patchkit.audit._scopes import ModuleState
 from patchkit.audit._sightings import Findings, Place, Sighting
-from patchkit.audit._values import FilePath, Func, Item, Param, Ref, Result, Unknown, Value
+from patchkit.audit._values import (
+    FilePath,
+    Func,
+    Item,
+    Klass,
+    Param,
+    Ref,
+    Result,
+    Unknown,
+    Value,
+    last_name,
+    options,
+)
 
 _ROUNDS = 4
 # How often what a helper is given may be handed on before it is written to.
@@ -44,6 +59,7 @@ class Survey:
         self._looks: dict[str, FileLook] = {}
         self._chosen: dict[str, ModuleState] = {}
         self._possibilities: dict[tuple[str, str], bool] = {}
+        self._used: Counter[str] | None = None
 
     def run(self) -> Survey:
         with collector_paused():
@@ -283,15 +299,75 @@ class Survey:
             found |= more
 
     def _existing(self, sightings: list[Sighting]) -> list[Sighting]:
-        """Without implementations of operators that the project defines itself."""
+        """Without what is the project's own after all.
+
+        Implementations of operators that the project defines itself, modules that it
+        makes under names of its own, and the assignment by which a rewritten function
+        is put in its place, which the rewriting stands for already.
+        """
         own = self.interpreter.calls.operators.own_namespaces
-        return [
-            s
+        names = OwnNames(self.project.own_roots)
+        imported = self.interpreter.foreign_names | {
+            m.partition(".")[0] for m in self.interpreter.known_modules
+        }
+        rewritten = {
+            (s.function, s.target.dotted)
             for s in sightings
-            if not (
-                s.action == "dispatch" and isinstance(s.target, Ref) and _namespace(s.target) in own
-            )
-        ]
+            if s.action == "rewrite" and isinstance(s.target, Ref)
+        }
+        kept = []
+        for sighting in sightings:
+            target = sighting.target
+            if isinstance(target, Ref):
+                space = _namespace(target) if target.dotted.startswith("torch.ops.") else ""
+                if (
+                    space
+                    and space not in EXISTING_NAMESPACES
+                    and (space in own or names.owns_namespace(space))
+                ):
+                    continue
+                if sighting.action == "dispatch" and space in own:
+                    continue
+                if (
+                    sighting.action == "module"
+                    and target.dotted not in imported
+                    and "." not in target.dotted
+                    and _is_made_here(sighting.replacement)
+                ):
+                    continue
+                if (
+                    sighting.action in ("replace", "wrap")
+                    and (sighting.function, target.dotted) in rewritten
+                    and not any(
+                        isinstance(v, (Func, Klass)) for v, _ in options(sighting.replacement)
+                    )
+                ):
+                    continue
+            kept.append(sighting)
+        return kept
+
+    def uses(self, name: str) -> bool:
+        """Whether the project itself reads a name: of ``self``, or more than once by itself."""
+        if self._used is None:
+            used: Counter[str] = Counter()
+            for state in self._chosen.values():
+                for node in ast.walk(state.tree):
+                    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                        used[node.id] += 1
+                    elif (
+                        isinstance(node, ast.Attribute)
+                        and isinstance(node.ctx, ast.Load)
+                        and isinstance(node.value, ast.Name)
+                        and node.value.id in ("self", "cls")
+                    ):
+                        used[node.attr] += 2
+            self._used = used
+        return self._used[name] > 1
+
+
+def _is_made_here(value: Value) -> bool:
+    """Whether a module is made by hand, or loaded from a file."""
+    return any(last_name(v) in ("module_from_spec", "ModuleType") for v, _ in options(value))
 
 
 def _links(file: SourceFile, look: FileLook, name: str, homes: set[str]) -> bool:

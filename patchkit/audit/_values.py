@@ -176,6 +176,13 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Somewhere:
+    """Something in a module whose name is known at run time only."""
+
+    text: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class DictOf:
     """The ``__dict__`` of something."""
 
@@ -311,7 +318,8 @@ class Guard:
         test: The source of the test, or its syntax.
         line: Its line.
         file: Its file.
-        kind: "if", "try" or "except".
+        kind: "if", "try", "except", or "choice": one entry of a table whose key is known
+            at run time only.
     """
 
     cond: Value = field(compare=False)
@@ -336,10 +344,12 @@ class Guard:
 Value: TypeAlias = (
     Unknown | Param | Const | Seq | Map | Ref | Item | OwnModule | Func | Klass | Inst | Bound
     | Result | DictOf | ClassOf | Version | VersionPart | ParsedVersion | Specifiers | FilePath
-    | Source | Handle | Cond | Either
+    | Source | Handle | Cond | Either | Somewhere
 )  # fmt: skip
 
 UNKNOWN = Unknown()
+# So many values are kept for one name; what has more is a table of settings.
+_ALTERNATIVES = 24
 NONE = Const(None)
 
 
@@ -406,18 +416,35 @@ def either(found: list[tuple[Value, tuple[Guard, ...]]]) -> Value:
     for value, guards in found:
         for inner, more in options(value):
             entry = (inner, (*guards, *more))
-            if entry not in flat:
+            if entry not in flat and _consistent(entry[1]):
                 flat.append(entry)
     if not flat:
         return UNKNOWN
     if len(flat) == 1 and not flat[0][1]:
         return flat[0][0]
-    return Either(tuple(flat[:12]))
+    return Either(tuple(flat[:_ALTERNATIVES]))
+
+
+def _consistent(guards: tuple[Guard, ...]) -> bool:
+    """Whether no table was asked for two of its entries at once."""
+    chosen: dict[int, int] = {}
+    return all(
+        g.kind != "choice" or chosen.setdefault(g.site, g.branch) == g.branch for g in guards
+    )
 
 
 def first_of(value: Value, kind: type) -> Value | None:
     """The first option that is of a kind."""
     return next((v for v, _ in options(value) if isinstance(v, kind)), None)
+
+
+def names_module(value: Value) -> bool:
+    """Whether a value is a module whose name is known at run time only."""
+    return (
+        isinstance(value, Result)
+        and isinstance(value.func, Ref)
+        and value.func.dotted in ("importlib.import_module", "sys.modules")
+    )
 
 
 def last_name(value: Value) -> str:

@@ -5,23 +5,26 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import unified_diff
 
 from patchkit.audit._absorption import absorbed
 from patchkit.audit._findings import Verdict, VerdictKind
 from patchkit.audit._guards import Ways, World, all_true, describe
+from patchkit.audit._known import BROUGHT_BY_OTHERS
 from patchkit.audit._replacements import Replacement
 from patchkit.audit._selectors import off_path
 from patchkit.audit._sightings import Sighting
 from patchkit.audit._signatures import Problem, misbound_call, misfits
-from patchkit.audit._values import Edit, FilePath, Ref
+from patchkit.audit._values import Edit, FilePath, Ref, last_name
 from patchkit.audit._versions import Target, Versions
 from patchkit.symbols import SymbolFacts
 from patchkit.symbols.drift import Finding as Fate
 from patchkit.symbols.drift import Kind
 
+# Attributes that every class has, of `object` or as soon as one is set.
+_OF_EVERY_CLASS = frozenset(dir(object)) | {"__post_init__"}
 _CALLABLE = ("function", "method", "staticmethod", "classmethod")
 _MAX_DIFF = 80
 _GRAVITY = (
@@ -79,7 +82,9 @@ class Judge:
         ways: Ways,
         settings: Mapping[str, str],
         sightings: Iterable[Sighting],
+        uses: Callable[[str], bool] = lambda name: False,
     ) -> None:
+        self._uses = uses
         self._versions = versions
         self._ways = ways
         self._settings = settings
@@ -142,7 +147,15 @@ class Judge:
             if facts is not None and facts.reexport_of and sighting.action != "register":
                 notes.append(f"the name is imported from {facts.reexport_of}, which keeps its own")
             if facts is None and sighting.action in ("replace", "value", "wrap", "class-swap"):
-                text = "a new name: nothing of that name is there"
+                module, _, name = subject.symbol.partition(":")
+                origin = target.imported(module, name)
+                if origin:
+                    notes.append(f"the name is imported from {origin}, which keeps its own")
+                else:
+                    text = "a new name: nothing of that name is there"
+            if facts is not None:
+                before = base.facts(subject.symbol) if base is not None else None
+                notes += [p.text for p in self._problems(subject, facts, before)]
             if facts is not None and base is not None and subject.replacement.keeps_original:
                 fate = self._fate(subject.symbol, target, base)
                 if fate is not None and fate.kind in (Kind.BODY_ONLY, Kind.SIGNATURE_COMPATIBLE):
@@ -244,7 +257,12 @@ class Judge:
         raw = target.source.source.raw(module) if target.source is not None else None
         if raw is not None and raw.dynamic and not owner:
             return  # the module makes names as they are asked for
+        if not owner and target.imported(module, last):
+            return  # it has the name from another package
+        if owner and last in _OF_EVERY_CLASS and _is_class(owner_there):
+            return  # from `object`, or made by a decorator of the class
         if not self._must_exist(subject, base):
+            yield from self._unread(subject, target, place, last)
             return
         inherited, why = self._from_elsewhere(target, place, last)
         if inherited:
@@ -252,12 +270,35 @@ class Judge:
         if why:
             yield Verdict(version=target.label, kind=VerdictKind.UNKNOWN, text=why)
             return
+        sure = sighting.must_exist or subject.replacement.keeps_original
+        if not sure and _adds_a_name(subject, last):
+            return
+        if not sure and base is None and self._uses(last):
+            yield Verdict(
+                version=target.label,
+                kind=VerdictKind.UNKNOWN,
+                text=f"{place} has no {last}; the project uses the name itself and may be adding "
+                "it: name the version that it is written for with --from",
+            )
+            return
         yield Verdict(
             version=target.label,
             kind=VerdictKind.GONE,
             text=f"{place} has no {last}",
-            confidence=1.0 if sighting.must_exist or subject.replacement.keeps_original else 0.8,
+            confidence=1.0 if sure else 0.8,
         )
+
+    def _unread(self, subject: Subject, target: Target, place: str, last: str) -> Iterator[Verdict]:
+        """A plain value under a new name that nothing there reads."""
+        if subject.sighting.action != "value" or target.source is None:
+            return
+        if not target.files_with(last):
+            yield Verdict(
+                version=target.label,
+                kind=VerdictKind.GONE,
+                text=f"{place} has no {last}, and nothing in the package reads it",
+                confidence=0.8,
+            )
 
     def _from_elsewhere(self, target: Target, place: str, name: str) -> tuple[bool, str]:
         """Whether a class has a member from a base elsewhere; why that cannot be told."""
@@ -271,6 +312,10 @@ class Judge:
             if package in ("typing", "abc", "typing_extensions", "builtins", "object"):
                 continue
             elsewhere = self._versions.installed(package) if package != target.package else None
+            if elsewhere is not None:
+                # `nn.Module` of an imported `nn` is written as torch:nn.Module
+                home = elsewhere.split(Ref(package, tuple(base.replace(":", ".").split(".")[1:])))
+                base = ":".join(home) if home is not None else base
             known = elsewhere.facts(base) if elsewhere is not None and ":" in base else None
             if known is None or elsewhere is None:
                 return False, f"{name} may come from {base}, of which there is no source at hand"
@@ -300,6 +345,14 @@ class Judge:
                     confidence=fate.confidence,
                 )
         what = "class" if ":" in place else "module"
+        package, _, rest = place.replace(":", ".").partition(".")
+        part = rest.partition(".")[0]
+        if part in BROUGHT_BY_OTHERS.get(package, ()):
+            return Verdict(
+                version=target.label,
+                kind=VerdictKind.UNKNOWN,
+                text=f"{package}.{part} is brought by an extension of {package}",
+            )
         return Verdict(
             version=target.label, kind=VerdictKind.GONE, text=f"there is no {what} {place}"
         )
@@ -328,7 +381,7 @@ class Judge:
         facts: SymbolFacts,
         before: SymbolFacts | None,
     ) -> Iterator[Verdict]:
-        problems = list(self._problems(subject, facts, before))
+        problems = [p for p in self._problems(subject, facts, before) if not p.by_position]
         if not problems:
             return
         first = problems[0]
@@ -394,7 +447,7 @@ class Judge:
         comparable = before if before is not None and before.kind == facts.kind else None
         yield from misfits(facts, new.parameters, receiver=receiver, before=comparable)
         for call in new.original_calls:
-            yield from misbound_call(facts, call, receiver=facts.kind == "method")
+            yield from _misbound(facts, call)
         if facts.is_async and not new.is_async and not new.keeps_original:
             yield Problem("", "the target is async there, the replacement is not")
         if new.is_async and not facts.is_async and not facts.is_generator:
@@ -658,6 +711,30 @@ class Judge:
         if facts is None:
             return ()
         return tuple(a for a in target.aliases(facts.defined_at) if a != subject.symbol)
+
+
+def _misbound(facts: SymbolFacts, call: ast.Call) -> list[Problem]:
+    """Why a call of the original does not bind, however the original was kept."""
+    found = list(misbound_call(facts, call, receiver=facts.kind == "method"))
+    if found and facts.kind == "classmethod":
+        # `Class.name.__func__` takes the class, too.
+        return found if list(misbound_call(facts, call, receiver=True)) else []
+    return found
+
+
+def _adds_a_name(subject: Subject, name: str) -> bool:
+    """Whether a name of a third package is made known where it was not."""
+    value, target = subject.sighting.replacement, subject.sighting.target
+    return (
+        isinstance(value, Ref)
+        and isinstance(target, Ref)
+        and value.root != target.root
+        and last_name(value) == name
+    )
+
+
+def _is_class(facts: object) -> bool:
+    return isinstance(facts, SymbolFacts) and facts.kind == "class"
 
 
 def _nothing_at_hand(package: str) -> Verdict:

@@ -113,6 +113,18 @@ class Target:
             return None  # the project imports it as a module, and there is none
         return module, ".".join(parts[index:])
 
+    def imported(self, module: str, name: str) -> str | None:
+        """Where in another package a module has a name from: ``module:name``, or a module."""
+        for _ in range(8):
+            raw = self.source.source.raw(module) if self.source is not None else None
+            found = raw.references.get(name) if raw is not None else None
+            if found is None:
+                return None
+            if found.partition(":")[0].partition(".")[0] != self.package:
+                return found
+            module, _, name = found.partition(":")
+        return None
+
     def _defines(self, module: str, name: str) -> bool:
         assert self.source is not None
         raw = self.source.source.raw(module)
@@ -130,6 +142,9 @@ class Target:
             return True
         if not self.view.known(f"{module}:{name}"):
             return None
+        head, dot, _ = name.partition(".")
+        if self.imported(module, head):
+            return None if dot else True
         raw = self.source.source.raw(module) if self.source else None
         # A module with `__getattr__` may have it all the same.
         return None if raw is not None and raw.dynamic and "." not in name else False

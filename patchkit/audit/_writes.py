@@ -10,6 +10,7 @@ from patchkit.audit._prescan import DOORS
 from patchkit.audit._sightings import BlindSpot, Place, Sighting
 from patchkit.audit._values import (
     UNKNOWN,
+    Bound,
     ClassOf,
     Const,
     DictOf,
@@ -24,17 +25,26 @@ from patchkit.audit._values import (
     Param,
     Ref,
     Result,
+    Somewhere,
     Unknown,
     Value,
     beyond,
+    either,
     exclusive,
     last_name,
+    names_module,
     options,
 )
 
 if TYPE_CHECKING:
     from patchkit.audit._expressions import Frame
     from patchkit.audit._interpreter import Interpreter
+
+# Methods that Python looks up on the class: what gets one is a class.
+_ONLY_ON_CLASSES = frozenset({
+    "__init__", "__new__", "__call__", "__post_init__", "__getattr__", "__setattr__", "__len__",
+    "__getitem__", "__setitem__", "__iter__", "__enter__", "__exit__", "__init_subclass__",
+})  # fmt: skip
 
 
 class Writes:
@@ -63,23 +73,56 @@ class Writes:
                 if name == "__class__":
                     self.emit(frame, node, form, "class-swap", option, value, guards=guards)
                     continue
-                if name == "__dict__" or is_setting(option, name, value):
+                if name == "__code__" and option.attrs:
+                    # The function itself does something else from now on.
+                    self.emit(frame, node, form, "replace", option, value, guards=guards)
                     continue
+                if name in ("__dict__", "__defaults__", "__kwdefaults__") or is_setting(
+                    option, name, value
+                ):
+                    continue
+                if option.dotted == "builtins" and name == "__import__":
+                    self.blind(
+                        "import hook", frame, node,
+                        "what replaces __import__ may change any module as it is loaded",
+                    )  # fmt: skip
                 self.emit(
                     frame, node, form, action or self._action(value), option.child(name), value,
                     guards=guards, must_exist=must_exist,
                 )  # fmt: skip
             elif name == "__class__":
                 self._swap(option, value, guards, frame, node, form)
+            elif isinstance(option, (Somewhere, Item)) and not is_plain(value):
+                self._write_somewhere(option, name, frame, node)
+            elif name in _ONLY_ON_CLASSES and isinstance(option, (Unknown, Param)):
+                if any(isinstance(v, (Func, Bound)) for v, _ in options(value)):
+                    self.blind(
+                        "class of an object", frame, node,
+                        f"a class that is known at run time only gets {name}",
+                    )  # fmt: skip
             elif isinstance(option, Inst) and isinstance(option.cls, Ref):
                 continue  # one object's own attribute: other objects are not affected
             elif isinstance(option, ClassOf):
                 self._write_to_class(option, name, value, guards, frame, node, form)
-            elif isinstance(option, Result) and _names_module(option):
+            elif names_module(option) and not is_plain(value):
                 self.blind(
                     "dynamic module", frame, node,
                     f"the module that gets {name!r} is computed at run time",
                 )  # fmt: skip
+
+    def _write_somewhere(
+        self, owner: Somewhere | Item, name: str, frame: Frame, node: ast.AST
+    ) -> None:
+        if isinstance(owner, Item):
+            self.blind(
+                "class of an object", frame, node,
+                f"what gets {name!r} is an entry of {owner.owner.dotted}, known at run time only",
+            )  # fmt: skip
+            return
+        self.blind(
+            "dynamic module", frame, node,
+            f"what gets {name!r} is in a module that is known at run time only",
+        )  # fmt: skip
 
     def _write_to_class(
         self,
@@ -100,7 +143,7 @@ class Writes:
             self.emit(
                 frame, node, form, self._action(value),
                 inner.annotation.child(name),  # type: ignore[union-attr]
-                value, guards=guards,
+                value, guards=guards, of_subclass=True,
             )  # fmt: skip
             return
         if is_plain(value):
@@ -182,9 +225,12 @@ class Writes:
                 continue
             if isinstance(option, Item):
                 option = option.owner
+            if isinstance(option, Ref) and option.dotted == "builtins":
+                # `__builtins__["name"] = value`
+                if isinstance(index, Const) and isinstance(index.value, str):
+                    self.write(option, index.value, value, frame, node, "__dict__")
+                continue
             if not isinstance(option, Ref) or not option.attrs:
-                if isinstance(option, Ref) and is_setting(option, "", value):
-                    continue
                 continue
             owner_ref = Ref(option.module, option.attrs[:-1])
             if is_setting(owner_ref, option.attrs[-1], value) or is_setting(option, "[]", value):
@@ -268,6 +314,7 @@ class Writes:
         key: str | None = None,
         edits: tuple[Edit, ...] = (),
         must_exist: bool = False,
+        of_subclass: bool = False,
     ) -> None:
         """Note a write to something foreign."""
         if not isinstance(target, (Ref, Item, FilePath)):
@@ -281,6 +328,7 @@ class Writes:
             return
         if isinstance(target, Ref) and _gives_back(target, replacement):
             return
+        replacement = _narrowed(replacement, guards)
         raw = self.place(frame, node)
         self._interpreter.found.sightings.append(
             Sighting(
@@ -297,6 +345,7 @@ class Writes:
                 before_call=frame.before_call if frame.call else None,
                 edits=edits,
                 must_exist=must_exist,
+                of_subclass=of_subclass,
             )
         )
 
@@ -339,12 +388,25 @@ def _is_itself(value: Value, name: str) -> bool:
 
 def _gives_back(target: Ref, value: Value) -> bool:
     """Whether a write only puts the original back."""
-    found = options(value)
-    return bool(found) and all(isinstance(v, Ref) and v.dotted == target.dotted for v, _ in found)
+    found = [v for v, _ in options(value)]
+    for index, one in enumerate(found):
+        # `classmethod(original)`, where the original came from `Class.name.__func__`
+        if isinstance(one, Result) and last_name(one) in ("classmethod", "staticmethod"):
+            found[index] = one.args[0] if one.args else one
+    return bool(found) and all(isinstance(v, Ref) and v.dotted == target.dotted for v in found)
 
 
-def _names_module(value: Result) -> bool:
-    return isinstance(value.func, Ref) and value.func.dotted == "importlib.import_module"
+def _narrowed(value: Value, guards: tuple[Guard, ...]) -> Value:
+    """What of a value is left where the same table gave something else: the same entry's."""
+    chosen = {g.site: g.branch for g in guards if g.kind == "choice"}
+    if not chosen:
+        return value
+    kept = [
+        (v, more)
+        for v, more in options(value)
+        if all(g.kind != "choice" or chosen.get(g.site, g.branch) == g.branch for g in more)
+    ]
+    return either(kept) if kept else value
 
 
 def _own_module_name(value: Value, frame: Frame) -> bool:

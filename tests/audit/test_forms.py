@@ -81,7 +81,7 @@ FORMS: dict[str, tuple[str, list[tuple[str, str, str | None]]]] = {
     ),
     "augmented": (
         "from lib.core import Engine\nEngine.size += 2",
-        [("replace", "lib.core:Engine.size", None)],
+        [("value", "lib.core:Engine.size", None)],
     ),
     "re-export as it is named": (
         "import lib\nlib.helper = new",

@@ -1,0 +1,105 @@
+"""Notes that a project leaves on foreign objects: its own names, and originals kept beside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from patchkit.audit._project import WELL_KNOWN
+from patchkit.audit._sightings import Sighting
+from patchkit.audit._values import Item, Ref, Source, options
+
+# Top-level folders that say nothing about the project they are in.
+_ANYBODYS = frozenset({
+    "src", "lib", "test", "tests", "testing", "script", "scripts", "example", "examples", "docs",
+    "tools", "tool", "core", "utils", "util", "bench", "benchmark", "benchmarks", "setup",
+    "conftest", "model", "models", "train", "trainer", "common", "config", "configs", "main",
+    "engine", "runtime", "plugin", "plugins", "patch", "patches", "python", "server", "package",
+})  # fmt: skip
+# How names begin, or end, under which an original is kept.
+_KEPT = re.compile(
+    r"(?:^|_)(?:orig|origin|original|old|prev|previous|saved|stock|native|unpatched|upstream"
+    r"|backup|real|raw|vanilla|stashed)(?:_|$)",
+    re.IGNORECASE,
+)
+
+
+class OwnNames:
+    """What a name has in it that says whose it is."""
+
+    def __init__(self, roots: Iterable[str]) -> None:
+        words: set[str] = set()
+        for root in roots:
+            if root.lower() in _ANYBODYS:
+                continue
+            parts = [p for p in root.lower().split("_") if p]
+            words.add("_".join(parts))
+            words.update(
+                p for p in parts if len(p) > 4 and p not in _ANYBODYS and p not in WELL_KNOWN
+            )
+        self._words = {w for w in words if len(w) > 2 and w not in WELL_KNOWN}
+
+    def owns(self, name: str) -> bool:
+        """Whether a name that begins with an underscore has the project's own name in it."""
+        if not name.startswith("_"):
+            return False
+        inside = f"_{name.strip('_').lower()}_"
+        return any(f"_{word}_" in inside for word in self._words)
+
+    def owns_namespace(self, name: str) -> bool:
+        """Whether a namespace of operators has it."""
+        inside = f"_{name.strip('_').lower()}_"
+        return any(f"_{word}_" in inside for word in self._words)
+
+    def in_path(self, target: Ref) -> bool:
+        """Whether what is written to is, or hangs on, something of the project's own name."""
+        return any(self.owns(part) for part in target.attrs)
+
+
+def keeps_another(sighting: Sighting) -> bool:
+    """Whether what is written is another member of what it is written to, or its source."""
+    target = sighting.target
+    if not isinstance(target, Ref):
+        return False
+    owner = target.dotted.rpartition(".")[0]
+    found = [v for v, _ in options(sighting.replacement)]
+    return bool(found) and all(
+        isinstance(v.origin if isinstance(v, Source) else v, Ref)
+        and (v.origin if isinstance(v, Source) else v).dotted.rpartition(".")[0] == owner  # type: ignore[union-attr]
+        for v in found
+    )
+
+
+def is_stash(sighting: Sighting) -> bool:
+    """Whether an original is kept beside its place: ``Engine.run_origin = Engine.run``."""
+    if not keeps_another(sighting) or not isinstance(sighting.target, Ref):
+        return False
+    last = sighting.target.attrs[-1] if sighting.target.attrs else ""
+    return last.startswith("_") or _KEPT.search(last) is not None
+
+
+class Stashes:
+    """Where a project keeps originals, and what it does with them afterwards."""
+
+    def __init__(self, sightings: Iterable[Sighting]) -> None:
+        self._kept: dict[str, set[str]] = {}
+        for sighting in sightings:
+            if is_stash(sighting) and isinstance(sighting.target, Ref):
+                kept = self._kept.setdefault(sighting.target.dotted, set())
+                kept.update(
+                    v.dotted for v, _ in options(sighting.replacement) if isinstance(v, Ref)
+                )
+
+    def concerns(self, sighting: Sighting) -> bool:
+        """Whether a write only puts an original back, or throws a stash away."""
+        target = sighting.target
+        if isinstance(target, Item):
+            return False
+        if not isinstance(target, Ref):
+            return False
+        if sighting.action == "delete":
+            return target.dotted in self._kept
+        found = [v for v, _ in options(sighting.replacement)]
+        return bool(found) and all(
+            isinstance(v, Ref) and target.dotted in self._kept.get(v.dotted, ()) for v in found
+        )
