@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 
 from patchkit.parity.conformance import examine  # noqa: E402
 from patchkit.parity.conformance.cases import MANY_ROWS, ROW_COUNTS  # noqa: E402
+from patchkit_adapters.glm4_moe import operators as glm4_moe  # noqa: E402
+from patchkit_adapters.qwen3 import operators as qwen3  # noqa: E402
 from patchkit_adapters.qwen3_moe.operators import REAL, TINY, Operators  # noqa: E402
 
 pytestmark = pytest.mark.stack
@@ -65,6 +67,33 @@ def test_tiny(name):
 @pytest.mark.parametrize("name", TINY_OPERATORS)
 def test_tiny_in_float32(name):
     passes(TINY_OPERATORS[name](tiny32))
+
+
+# What the other models have beside these, at their own shapes.
+glm_tiny = Operators(shape=glm4_moe.TINY, row_counts=MANY_ROWS)
+glm_real = Operators(shape=glm4_moe.REAL, row_counts=(1, 2, 3, 33))
+OTHERS = {
+    "route_grouped": lambda: glm_tiny.route_grouped(),
+    "route_grouped [E=128]": lambda: glm_real.route_grouped(),
+    "linear with bias": lambda: glm_tiny.linear("qkv", 256, 128, bias=True),
+    "rotate a part of each head": lambda: glm_tiny.rotate(),
+    "rotate a part of each head, D=128": lambda: glm_real.rotate(),
+    "dense down, 4 chunks of 64": lambda: glm_tiny.row_parallel("down", 128, 256),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_operators_of_other_models(name):
+    passes(OTHERS[name]())
+
+
+@pytest.mark.parametrize("adapter", [qwen3, glm4_moe], ids=["qwen3", "glm4_moe"])
+def test_an_adapter_names_every_operator_of_its_forward_path(adapter):
+    named = [operator.name.split(" [")[0] for operator in adapter.operators()]
+    assert len(named) == len(set(named)) or named.count("rms_norm") == 2
+    assert {"qkv linear", "rotate", "attention", "down linear", "silu_mul"} <= set(named)
+    assert ("route_grouped" in named) == (adapter is glm4_moe)
+    assert ("shared down linear" in named) == (adapter is glm4_moe)
 
 
 def test_experts_one_by_one_and_side_by_side_have_the_same_bits(monkeypatch):
