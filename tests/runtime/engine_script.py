@@ -25,19 +25,26 @@ class Saboteur(WorkerExtension):
             model = self.model_runner.get_model()  # type: ignore[attr-defined]
             model.model.layers[1].self_attn.qkv_proj.weight.data[3, 5] += 1
 
+    def rearrange(self, rank: int) -> None:
+        """What packing for a kernel does: the same numbers, in other places."""
+        if self.rank == rank:  # type: ignore[attr-defined]
+            experts = self.model_runner.get_model().model.layers[1].mlp.experts  # type: ignore[attr-defined]
+            w13 = getattr(experts, "routed_experts", experts).w13_weight.data
+            w13.copy_(w13.roll(1, dims=1))
+
 
 class Sabotaged:
-    """An engine whose worker loses a bit between loading and the receipts."""
+    """An engine one of whose workers is damaged between loading and the receipts."""
 
-    def __init__(self, llm: Any, rank: int) -> None:
-        self._llm, self._rank = llm, rank
+    def __init__(self, llm: Any, rank: int, how: str) -> None:
+        self._llm, self._rank, self._how = llm, rank, how
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._llm, name)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         self._llm.finish_weight_update(weight_version)
-        self._llm.collective_rpc("sabotage", args=(self._rank,))
+        self._llm.collective_rpc(self._how, args=(self._rank,))
 
 
 def said(action: Any) -> str:
@@ -60,6 +67,7 @@ def main(folder: Path, tp: int) -> None:
         collect_attestations,
         rollout_processes,
     )
+    from patchkit.runtime.state import EngineState
     from patchkit.runtime.sync import BACKEND, WeightSync, register_backend
     from patchkit.runtime.weights import tensors_receipt
     from patchkit_adapters.qwen3_moe.tiny import make_tiny_model
@@ -156,9 +164,29 @@ def main(folder: Path, tp: int) -> None:
     result["twice"] = said(lambda: sync.update(1, deliver(1), receipt(1)))
     result["usable after a refusal"] = spans(generate())
 
-    broken = WeightSync(Sabotaged(llm, tp - 1), weight_map=MAP, state=sync.state)
-    result["sabotaged"] = said(lambda: broken.update(2, deliver(2), receipt(2)))
-    result["later"] = said(lambda: sync.state.require_usable("generate"))
+    # A salt instead of a reset: what is cached stays, for whoever gives the old salt.
+    salted = WeightSync(llm, weight_map=MAP, state=sync.state, caches="salt")
+    old = salted.salt()
+    generate(old)
+    before = generate(old)[0].num_cached_tokens
+    with torch.no_grad():
+        for p in hf.parameters():
+            p.mul_(1.01)
+    salted.update(2, deliver(2), receipt(2))
+    result["salted"] = {
+        "before": before,
+        "new salt": generate(salted.salt())[0].num_cached_tokens,
+        "new salt again": generate(salted.salt())[0].num_cached_tokens,
+        "old salt": generate(old)[0].num_cached_tokens,
+        "version": spans(generate(salted.salt())),
+    }
+
+    for how in ("rearrange", "sabotage"):
+        # Each on a state of its own: the first would poison the second.
+        state = EngineState(version=2)
+        broken = WeightSync(Sabotaged(llm, tp - 1, how), weight_map=MAP, state=state)
+        result[f"{how}d"] = said(lambda broken=broken: broken.update(3, deliver(3), receipt(3)))
+    result["later"] = said(lambda: state.require_usable("generate"))
     print("RESULT", json.dumps(result))
 
 

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 pytestmark = [pytest.mark.e2e, pytest.mark.stack]
 
 
-def drive(folder: Path, tp: int = 1, *, script: str = "engine_script.py", **env: str) -> dict:
+def drive(folder: Path, tp: int | str = 1, *, script: str = "engine_script.py", **env: str) -> dict:
     pytest.importorskip("vllm")
     run = folder / "attestations"
     run.mkdir()
@@ -27,7 +27,7 @@ def drive(folder: Path, tp: int = 1, *, script: str = "engine_script.py", **env:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if tp == 1 else "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if tp == 2 else "0",
         "PATCHKIT_ENABLE": "1",
         "PATCHKIT_ADAPTER": "qwen3_moe",
         "PATCHKIT_RUN_DIR": str(run),
@@ -69,6 +69,15 @@ def check_updates(result: dict, tp: int) -> None:
     assert result["cached after the update"] == 0, "entries of old weights must not be served"
     assert "delivered twice" in result["twice"]
     assert result["usable after a refusal"] == [["1", 0, 8]]
+    salted = result["salted"]
+    assert salted["before"] > 0
+    assert salted["new salt"] == 0, "entries of old weights must not be served"
+    assert salted["new salt again"] == salted["before"]
+    assert salted["old salt"] == salted["before"], "nothing was thrown away"
+    assert salted["version"] == [["2", 0, 8]]
+    assert result["rearranged"].startswith("WeightSyncError")
+    assert "model.layers.1.mlp.experts.gate_up_proj" in result["rearranged"]
+    assert f"worker {tp - 1}" in result["rearranged"]
     assert result["sabotaged"].startswith("WeightSyncError")
     assert "model.layers.1.self_attn.q_proj.weight" in result["sabotaged"]
     assert f"differs on worker {tp - 1} (region" in result["sabotaged"]
@@ -80,6 +89,39 @@ def test_in_process(tmp_path):
     assert result["attested"] == [["worker", 0, "active"]]
     assert result["files"] == ["driver-0", "worker-0"]
     check_updates(result, 1)
+
+
+def check_schedules(result: dict) -> tuple[list[str], int]:
+    """Requests whose tokens or bits are not those of the request alone; and comparisons made."""
+    alone, wrong, made = result["alone"], [], 0
+    for name in ("chunks of 13", "chunks of 1 and 7", "together", "reversed"):
+        for number, found in result[name].items():
+            made += 1
+            if any(found[k] != alone[number][k] for k in ("tokens", "bits")):
+                wrong.append(f"{name}: request {number}")
+    assert result["alone"]["0"]["cached"] == 0
+    assert (result["cached"]["cached"], result["cached"]["prefill"]) == (64, [1])
+    assert result["chunks of 13"]["40"]["prefill"] == [13, 13, 13, 13, 8]
+    assert set(result["chunks of 1 and 7"]["17"]["prefill"]) == {1}
+    assert result["together"]["0"]["beside"] == 63
+    assert result["preemptions"] > 0
+    return wrong, made
+
+
+def test_no_schedule_changes_a_bit(tmp_path):
+    """Fully cached with one token left, odd chunks, beside 63 others, preempted, reversed."""
+    result = drive(tmp_path, script="schedule_script.py", PATCHKIT_SAMPLING="greedy_smoke")
+    assert check_schedules(result) == ([], 12)
+    assert result["cached"]["bits"] == result["alone"]["0"]["bits"]
+    assert result["differ between orders"] == []
+
+
+@pytest.mark.nightly
+def test_an_output_layer_that_depends_on_the_batch_shows_in_that_test(tmp_path):
+    """vLLM's float32 option without patches: what the comparison is worth."""
+    result = drive(tmp_path, "option", script="schedule_script.py", PATCHKIT_ENABLE="0")
+    wrong, _ = check_schedules(result)
+    assert "together: request 17" in wrong
 
 
 def test_two_tensor_parallel_workers(tmp_path):
