@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from patchkit.bindings import transformers as hf
+from patchkit.engine import Patch
 from patchkit.symbols import find_facts
 
 _HF = "transformers.models."
@@ -22,31 +24,41 @@ _LLAMA = _HF + "llama.modeling_llama:Llama"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Maker:
-    """A maker of trainer patches.
+    """A maker of trainer patches, in :mod:`patchkit.bindings.transformers`.
 
     Attributes:
-        call: The call, with ``{name}`` for the class.
+        function: Its name.
         written_for: Classes whose ``forward`` it was written against.
+        output: Its argument of that name, where it has one.
     """
 
-    call: str
+    function: str
     written_for: tuple[str, ...]
+    output: str = ""
+
+    def call(self, name: str) -> str:
+        """The call, as an adapter writes it."""
+        more = f', output="{self.output}"' if self.output else ""
+        return f'hf.{self.function}(_HF, "{name}"{more})'
+
+    def patch(self, module: str, name: str) -> Patch:
+        """What the call makes."""
+        options = {"output": self.output} if self.output else {}
+        made: Patch = getattr(hf, self.function)(module, name, **options)
+        return made
 
 
 MAKERS = (
-    Maker(call='hf.rms_norm(_HF, "{name}")', written_for=(_QWEN3 + "RMSNorm",)),
+    Maker(function="rms_norm", written_for=(_QWEN3 + "RMSNorm",)),
     Maker(
-        call='hf.attention(_HF, "{name}")',
+        function="attention",
         written_for=tuple(prefix + "Attention" for prefix in (_QWEN3, _QWEN3_MOE, _QWEN2, _LLAMA)),
     ),
-    Maker(call='hf.gated_mlp(_HF, "{name}")', written_for=(_QWEN3 + "MLP",)),
-    Maker(call='hf.softmax_router(_HF, "{name}")', written_for=(_QWEN3_MOE + "TopKRouter",)),
-    Maker(call='hf.experts(_HF, "{name}")', written_for=(_QWEN3_MOE + "Experts",)),
-    Maker(call='hf.causal_lm(_HF, "{name}")', written_for=(_QWEN3 + "ForCausalLM",)),
-    Maker(
-        call='hf.causal_lm(_HF, "{name}", output="router_loss")',
-        written_for=(_QWEN3_MOE + "ForCausalLM",),
-    ),
+    Maker(function="gated_mlp", written_for=(_QWEN3 + "MLP",)),
+    Maker(function="softmax_router", written_for=(_QWEN3_MOE + "TopKRouter",)),
+    Maker(function="experts", written_for=(_QWEN3_MOE + "Experts",)),
+    Maker(function="causal_lm", written_for=(_QWEN3 + "ForCausalLM",)),
+    Maker(function="causal_lm", output="router_loss", written_for=(_QWEN3_MOE + "ForCausalLM",)),
 )
 
 # Forward methods that add residuals and call the rest: exact as they are, and reviewed.

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchkit.bindings import settings
-from patchkit.kit._known import LAYERS, MAKERS, maker_of, only_calls
+from patchkit.kit._known import LAYERS, MAKERS, Maker, maker_of, only_calls
 from patchkit.kit._model import ModelClasses, model_classes
+from patchkit.kit._signatures import Wrapper, fitting
 from patchkit.kit._walk import ClassSource, Walked, walk
 
 Status = Literal["covered", "as it is", "needs you"]
@@ -46,6 +47,8 @@ class Look:
         rows: Every operator on the forward path, and every setting that matters.
         rollout: Names of the tuples in ``patchkit.bindings.vllm_cpu`` that cover it.
         trainer: Calls that make the trainer's patches, in order.
+        wrappers: Call to the function that gives its replacement the signature of the
+            model's own method, where that differs.
         relies_on: Forward methods that are not patched and must be as reviewed.
         rules: Rules of :mod:`patchkit.bindings.settings` for the adapter's ``covers``.
         routed: Whether the model routes tokens to experts.
@@ -57,6 +60,7 @@ class Look:
     rows: tuple[Row, ...]
     rollout: tuple[str, ...]
     trainer: tuple[str, ...]
+    wrappers: Mapping[str, Wrapper]
     relies_on: tuple[str, ...]
     rules: tuple[str, ...]
     routed: bool
@@ -125,13 +129,14 @@ def look_at(model: Path) -> Look:
     if routed:
         # Experts multiply and activate inside of one operator.
         names.discard("ACTIVATION")
-    trainer_rows, trainer = _trainer_rows(on_trainer, routed)
+    trainer_rows, trainer, wrappers = _trainer_rows(on_trainer, routed)
     rules = _rules(classes, routed)
     return Look(
         classes=classes,
         rows=(*_rollout_rows(on_rollout), *trainer_rows, *_config_rows(classes.config, rules)),
         rollout=tuple(name for name in _ORDER if name in names | _EVERY_MODEL),
         trainer=tuple(trainer),
+        wrappers=wrappers,
         relies_on=tuple(_relies_on(on_rollout, on_trainer)),
         rules=rules,
         routed=routed,
@@ -185,40 +190,49 @@ def _computes(module: str, name: str) -> bool:
 # -- trainer ---------------------------------------------------------------------------
 
 
-def _trainer_rows(walked: Walked, routed: bool) -> tuple[list[Row], list[str]]:
+def _trainer_rows(walked: Walked, routed: bool) -> tuple[list[Row], list[str], dict[str, Wrapper]]:
     rows: list[Row] = []
-    calls: dict[str, str] = {}
+    made: list[tuple[int, str]] = []
+    wrappers: dict[str, Wrapper] = {}
     for source in walked.classes:
         if not source.has("forward"):
             continue
         maker = maker_of(source.symbol)
-        if maker is not None and routed and "gated_mlp" in maker.call:
+        if maker is not None and routed and maker.function == "gated_mlp":
             note = "no layer is dense: a rule demands an empty mlp_only_layers"
             rows.append(Row(side="trainer", operator=source.name, status="as it is", note=note))
         elif maker is not None:
-            call = maker.call.format(name=source.name)
-            calls[source.name] = call
-            rows.append(Row(side="trainer", operator=source.name, status="covered", by=call))
+            rows.append(_covered_class(source, maker, wrappers))
+            made.append((MAKERS.index(maker), maker.call(source.name)))
         elif only_calls(source.symbol):
-            rows.append(
-                Row(
-                    side="trainer",
-                    operator=source.name,
-                    status="as it is",
-                    note="calls the others; reviewed as relies_on",
-                )
-            )
+            note = "calls the others; reviewed as relies_on"
+            rows.append(Row(side="trainer", operator=source.name, status="as it is", note=note))
         else:
             rows.append(_unknown_class(source))
     answered = {row.operator for row in rows if row.status != "needs you"}
     rows += _uncovered_layers(walked, answered)
-    order = [maker.call for maker in MAKERS]
-    return rows, sorted(calls.values(), key=lambda call: _place(call, order))
+    # Norms first, the output layer last.
+    return rows, [call for _, call in sorted(made)], wrappers
 
 
-def _place(call: str, order: list[str]) -> int:
-    """Where a call's maker stands among all of them: norms first, the output layer last."""
-    return next(i for i, c in enumerate(order) if c.partition("(")[0] == call.partition("(")[0])
+def _covered_class(source: ClassSource, maker: Maker, wrappers: dict[str, Wrapper]) -> Row:
+    call = maker.call(source.name)
+    patch = maker.patch(source.module, source.name)
+    fit = fitting(patch.symbol, str(patch.replacement))
+    if fit is None:
+        return Row(
+            side="trainer",
+            operator=source.name,
+            status="needs you",
+            by=call,
+            note="its forward has other parameters than the shared replacement: write one that "
+            "takes exactly these and calls the shared one",
+        )
+    if fit:
+        wrappers[call] = fit
+        note = f"under its own signature, by {fit.name}"
+        return Row(side="trainer", operator=source.name, status="covered", by=call, note=note)
+    return Row(side="trainer", operator=source.name, status="covered", by=call)
 
 
 def _unknown_class(source: ClassSource) -> Row:

@@ -1,4 +1,4 @@
-"""Writes the package of a new adapter: complete where bindings cover the model, closed elsewhere."""
+"""Writes the package of an adapter: complete where bindings cover the model, else closed."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _files(name: str, look: Look) -> dict[str, str]:
         "hf_module": look.classes.hf_module,
         "hf_class": look.classes.hf_class,
         **_pins(),
-        **_declaration(look),
+        **_declaration(look, package),
         **_coverage(look),
         "shape": _lines(f"{key!r}: {value!r}," for key, value in shape_of(look).items()),
         "sizes": _lines(f"{key}={value!r}," for key, value in sizes_of(look).items()),
@@ -159,6 +159,8 @@ def _files(name: str, look: Look) -> dict[str, str]:
         target: Template((_TEMPLATES / source).read_text(encoding="utf-8")).substitute(values)
         for target, source in layout.items()
     }
+    if wrappers := _trainer_module(look):
+        files[f"{package}/trainer.py"] = wrappers
     files[f"{package}/reviewed.json"] = '{"schema": 1, "symbols": {}}\n'
     return files
 
@@ -178,10 +180,11 @@ def _pins() -> dict[str, str]:
     }
 
 
-def _declaration(look: Look) -> dict[str, str]:
+def _declaration(look: Look, package: str) -> dict[str, str]:
     return {
         "rollout": _rollout(look),
-        "trainer": _trainer(look),
+        "trainer": _trainer(look, package),
+        "imports": "from dataclasses import replace\n" if look.wrappers else "",
         "relies_on": _lines((f"{symbol!r}," for symbol in look.relies_on), 8),
         "modules": _modules(look),
     }
@@ -216,10 +219,35 @@ def _whole(look: Look) -> str:
     return next((name for name, calls in makers.items() if set(look.trainer) == calls), "")
 
 
-def _trainer(look: Look) -> str:
-    if whole := _whole(look):
-        return f'hf.{whole}(_HF, "{_family(look)}")'
-    return "(\n" + _lines((f"{call}," for call in look.trainer), 8) + "\n    )"
+def _trainer(look: Look, package: str) -> str:
+    if (whole := _whole(look)) and not look.wrappers:
+        return f'CHECKPOINT_PATCHES + hf.{whole}(_HF, "{_family(look)}")'
+    calls = ["*CHECKPOINT_PATCHES,"]
+    for call in look.trainer:
+        if wrapper := look.wrappers.get(call):
+            reference = f"{package}.trainer:{wrapper.name}"
+            calls.append(f"replace(\n            {call},\n            replacement={reference!r},")
+            calls.append("),")
+        else:
+            calls.append(f"{call},")
+    return "(\n" + _lines(iter(calls), 8) + "\n    )"
+
+
+def _trainer_module(look: Look) -> str:
+    """The module of wrappers; empty where every shared replacement fits."""
+    if not look.wrappers:
+        return ""
+    imports = sorted(
+        f"from {w.shared.partition(':')[0]} import (\n    {w.name} as shared_{w.name},\n)"
+        for w in look.wrappers.values()
+    )
+    functions = "\n\n".join(w.source for w in look.wrappers.values())
+    return (
+        f'"""Replacements for methods of {look.classes.hf_class}\'s own signatures."""\n\n'
+        "from __future__ import annotations\n\nfrom typing import Any\n\n"
+        + "\n".join(imports)
+        + f"\n\n\n{functions}"
+    )
 
 
 def _modules(look: Look) -> str:

@@ -5,7 +5,7 @@ Importing this package imports neither torch, vLLM nor transformers.
 
 from __future__ import annotations
 
-from pathlib import Path
+${imports}from pathlib import Path
 
 from patchkit.bindings import transformers as hf
 from patchkit.bindings import vllm_cpu
@@ -19,7 +19,7 @@ _HF = "$hf_module"
 adapter = Adapter(
     name="$name",
     rollout=RUNTIME_PATCHES + $rollout,
-    trainer=CHECKPOINT_PATCHES + $trainer,
+    trainer=$trainer,
     relies_on=(
         # Called unpatched on the forward path; a change here changes the claim.
 $relies_on
