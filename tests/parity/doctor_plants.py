@@ -303,6 +303,62 @@ def examine(session: Any, name: str) -> dict[str, Any]:
     return found
 
 
+def columns(pair: Any, version: int, side: str) -> dict[str, Any]:
+    """The selected log-probabilities of a recorded side, as a run's columns."""
+    import numpy as np
+
+    from patchkit.parity.doctor.recording import AFTER, OperatorKey
+
+    record = getattr(pair, side).operators[OperatorKey(AFTER, "logprob")]
+    return {
+        "logprob": record.digests.astype(np.int32).view(np.float32).tolist(),
+        "sequence": record.rows[:, 0].tolist(),
+        "position": record.rows[:, 1].tolist(),
+        "version": [version] * len(record.rows),
+    }
+
+
+def joined(*parts: dict[str, Any]) -> dict[str, Any]:
+    """Several recordings as one run; sequences are numbered through."""
+    found: dict[str, Any] = {key: [] for key in parts[0]}
+    for number, part in enumerate(parts):
+        for key, values in part.items():
+            found[key] += [v + 1000 * number for v in values] if key == "sequence" else values
+    return found
+
+
+def lagging(session: Any) -> dict[str, Any]:
+    """A real run in which older weights drew some tokens; weights move on by three steps."""
+    from dataclasses import replace
+
+    old = session.record()
+    rollouts, trainers = [columns(old, 0, "rollout")], [columns(old, 0, "trainer")]
+    for version in (1, 2, 3):
+        gains = [1.0 if r.number % 2 else -1.0 for r in old.rollouts]
+        session.trainer("step", rollouts=old.rollouts, advantages=gains, exact=True)
+        later = replace(old, trainer=session.record_trainer(old.rollouts))
+        rollouts.append(columns(old, 0, "rollout"))
+        trainers.append(columns(later, version, "trainer"))
+    return {"rollout": joined(*rollouts), "trainer": joined(*trainers)}
+
+
+def tempered(session: Any) -> dict[str, Any]:
+    """A real run whose rollout reports log-probabilities of another temperature."""
+    usual, session.workload = session.workload, replace_tokens(session.workload)
+    session.llm.collective_rpc(mark, args=("temperature", ""))
+    pair = session.record()
+    session.llm.collective_rpc(mark, args=("", ""))
+    session.workload = usual
+    return {"rollout": columns(pair, 0, "rollout"), "trainer": columns(pair, 0, "trainer")}
+
+
+def replace_tokens(workload: Any) -> Any:
+    """More tokens: what is estimated needs them."""
+    from dataclasses import replace
+
+    return replace(workload, sequences=12, new_tokens=40)
+
+
 def after_updates(session: Any) -> list[dict[str, Any]]:
     """Weights that arrive wrongly: the receipts, which would notice, are off."""
     rpc = session.llm.collective_rpc
@@ -366,10 +422,13 @@ def main() -> None:
                 session.llm.collective_rpc(mark, args=("", path))
             session.workload = usual
             found.append(examine(session, "nothing left"))
+            pairs: dict[str, Any] = {}
             if not sys.argv[1:]:
+                pairs["temperature"] = tempered(session)
                 found += after_updates(session)
+                pairs["lag"] = lagging(session)
     total = time.monotonic() - started
-    json.dump({"ready_s": ready, "total_s": total, "cases": found}, answers)
+    json.dump({"ready_s": ready, "total_s": total, "cases": found, "pairs": pairs}, answers)
     answers.flush()
 
 

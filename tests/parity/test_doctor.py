@@ -114,8 +114,8 @@ EQUAL = (
 
 
 @pytest.fixture(scope="module")
-def examined() -> dict[str, dict[str, Any]]:
-    """Every case, by name: one engine and one trainer for all of them."""
+def answer() -> dict[str, Any]:
+    """What the script found: one engine and one trainer for everything in it."""
     script = Path(__file__).with_name("doctor_plants.py")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PATCHKIT_", "VLLM_"))}
     run = subprocess.run(
@@ -127,7 +127,14 @@ def examined() -> dict[str, dict[str, Any]]:
         check=False,
     )
     assert run.returncode == 0, run.stderr[-4000:]
-    return {case["name"]: case for case in json.loads(run.stdout)["cases"]}
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def examined(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Every case, by name."""
+    return {case["name"]: case for case in answer["cases"]}
 
 
 def test_every_planted_case_is_expected(examined: dict[str, Any]) -> None:
@@ -184,3 +191,69 @@ def test_rows_that_cannot_differ_do_not(examined: dict[str, Any]) -> None:
     # At position 0 cosines are one and sines zero, in bf16 as well.
     first = examined["bf16 cos/sin"]["first"]
     assert first["differing_rows"] == first["rows"] - examined["bf16 cos/sin"]["sequences"]
+
+
+def separated(answer: dict[str, Any], name: str) -> Any:
+    pytest.importorskip("numpy")
+    from patchkit.parity.doctor.runs import made
+    from patchkit.parity.doctor.separation import separate
+
+    pair = answer["pairs"][name]
+    return separate(made("rollout", pair["rollout"]), made("trainer", pair["trainer"]))
+
+
+def test_a_real_run_with_older_weights_has_staleness_and_nothing_else(
+    answer: dict[str, Any],
+) -> None:
+    found = separated(answer, "lag")
+    by_lag = {g.name: g for g in found.groups}
+    assert by_lag["lag 0"].k3 == 0 and by_lag["lag 0"].ratio_mean == 1, "the exact pair"
+    assert found.part("stale").share == pytest.approx(1)
+    assert 0 < by_lag["lag 1"].k3 < by_lag["lag 3"].k3
+    assert found.part("semantic").kind == "none" and found.part("numerical").size == 0
+
+
+def test_a_real_run_at_another_temperature_is_told_by_its_value(answer: dict[str, Any]) -> None:
+    part = separated(answer, "temperature").part("semantic")
+    # The planted engine reports log-probabilities of logits divided by 0.8.
+    assert part.kind == "temperature" and part.share > 0.5
+    assert part.value == pytest.approx(0.8, rel=0.25), "without entropies it is a rough estimate"
+
+
+def doctor(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PATCHKIT_", "VLLM_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "patchkit", "doctor", "--json", "--runs", str(folder), *options],
+        capture_output=True,
+        text=True,
+        env=clean,
+        timeout=400,
+        check=False,
+    )
+
+
+def test_a_stock_pair_shows_where_it_parts_and_what_would_cover_it(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    options = ("--stock", "--ranks", "2", "--tensors", "self_attn.rope.q@0", "-o", str(page))
+    run = doctor(*options, folder=tmp_path)
+    assert run.returncode == 1, run.stderr[-4000:]
+    found = json.loads(run.stdout)
+    assert found["pair"] == "stock" and found["equal"] is False
+    assert found["first"]["layer"] == 0, "two stacks do not agree through a whole layer"
+    assert found["covered_by"]["rollout"] and found["covered_by"]["trainer"]
+    assert all(o["status"] != "not compared" for o in found["operators"])
+    assert found["notes"] == []
+    text = page.read_text()
+    assert found["verdict"] in text and "http" not in text
+    (tensors,) = found["tensors"]
+    assert Path(tensors).stat().st_size > 1000
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("adapter", ["qwen3_moe", "qwen3", "glm4_moe"])
+def test_every_adapter_is_equal_without_a_line_of_its_own(tmp_path: Path, adapter: str) -> None:
+    run = doctor("--adapter", adapter, folder=tmp_path)
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+    found = json.loads(run.stdout)
+    assert found["equal"] is True
+    assert sum(o["status"] == "equal" for o in found["operators"]) >= 30

@@ -491,10 +491,11 @@ def _rotation(case: _Case) -> Iterator[Cause]:
     theta = rope.get("rope_theta") or case.config.get("rope_theta")
     heads = case.config.get("num_attention_heads", 0)
     size = case.config.get("head_dim") or case.config.get("hidden_size", 0) // max(1, heads)
+    part = rope.get("partial_rotary_factor") or case.config.get("partial_rotary_factor") or 1.0
     start = torch.from_numpy(case.rows[:, 1] == 0)
     at_zero = bool((start & case.wrong).any())
     if x is not None and theta and size and x.shape[-1] % size == 0:
-        tables = _rotations(x, case.rows[:, 1], float(theta), int(size))
+        tables = _rotations(x, case.rows[:, 1], float(theta), int(size), int(size * part))
         verdict = _judge(case, tables)
         if verdict is not None and verdict.differs(0):
             more = "" if at_zero else "; at position 0, where they are exact, nothing differs"
@@ -506,18 +507,19 @@ def _rotation(case: _Case) -> Iterator[Cause]:
     if not at_zero and bool(start.any()):
         yield Cause(
             kind="cos/sin precision",
-            evidence="nothing differs at position 0, where cosines and sines are exact",
+            evidence="nothing differs at position 0, where cosines and sines are exact; it may "
+            "also be where the products are rounded",
             certain=False,
         )
 
 
 def _rotations(
-    x: Tensor, positions: np.ndarray, theta: float, size: int
+    x: Tensor, positions: np.ndarray, theta: float, size: int, rotated: int
 ) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    exponent = torch.arange(0, size, 2, dtype=torch.float32) / size
+    exponent = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
     angle = torch.from_numpy(positions).float()[:, None] * (1.0 / theta**exponent)[None]
-    halves = x.view(len(x), -1, size)
-    first, second = halves[..., : size // 2], halves[..., size // 2 :]
+    heads, half = x.view(len(x), -1, size), rotated // 2
+    first, second, rest = heads[..., :half], heads[..., half:rotated], heads[..., rotated:]
     for name, round_table in (("a float32 table", lambda t: t), ("a bf16 table", _bf16)):
         cos, sin = round_table(angle.cos())[:, None], round_table(angle.sin())[:, None]
         for how, inner in (
@@ -528,6 +530,7 @@ def _rotations(
                 [
                     inner(first * cos) - inner(second * sin),
                     inner(second * cos) + inner(first * sin),
+                    rest,
                 ],
                 -1,
             )

@@ -113,6 +113,8 @@ _LABELS = {
     "gate.ids": "top-k choice",
     "gate.weights": "top-k weights",
     "experts": "experts combined",
+    "mlp": "mlp output",
+    "feed_forward": "mlp output",
     "gate_proj": "gate product",
     "up_proj": "up product",
     "activation": "activation",

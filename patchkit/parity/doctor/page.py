@@ -102,12 +102,12 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
         f"{diagnosis.sequences} sequences, {diagnosis.tokens[0]:,} tokens through vLLM, "
         f"{diagnosis.tokens[1]:,} through the Hugging Face model</p>",
         f'<p class="verdict {"good" if diagnosis.equal else ""}">{text(diagnosis.verdict)}</p>',
+        *_first(diagnosis),
         "<h2>Layers and operators</h2>",
         "<p class=soft>Forward order is from left to right and from top to bottom. Hover over a "
         "square for its figures, click it for everything that is known.</p>",
         *_picture(diagnosis),
         *_cards(diagnosis),
-        *_first(diagnosis),
         *_origins(diagnosis),
         *_notes(diagnosis),
     ]

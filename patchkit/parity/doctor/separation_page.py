@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -96,7 +97,14 @@ def _shares(separation: Separation) -> Iterator[str]:
         for p in separation.parts
     ]
     yield table(["part", "share", "size", "what it is"], rows, numeric=(1, 2))
-    yield "<ul>" + "".join(f"<li>{text(advice)}</li>" for advice in separation.advice) + "</ul>"
+    yield (
+        "<ul>" + "".join(f"<li>{_commands(advice)}</li>" for advice in separation.advice) + "</ul>"
+    )
+
+
+def _commands(words: str) -> str:
+    """What stands between backticks is something to type."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", text(words))
 
 
 def _groups(groups: Sequence[Group]) -> str:
