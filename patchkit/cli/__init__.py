@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "audit": ("audit", "what a project patches, and what an upgrade does to each patch"),
     "adopt": ("adopt", "a skeleton adapter out of a project's patches"),
     "conformance": ("conformance", "everything that stands behind an adapter's certificate"),
+    "coverage": ("coverage", "what becomes of every submodule of an adapter's model"),
     "check": ("check", "the whole plan of an adapter, against what is installed"),
     "diff": ("diff", "how symbols fare from one version of a package to another"),
     "matrix": ("matrix", "which versions an adapter is ready for"),
