@@ -260,14 +260,9 @@ def _is_its_own(symbol: str, versions: Versions, package: str) -> bool:
 
 def _note_subclass(sighting: Sighting, symbol: str, survey: Survey) -> None:
     owner = symbol.rpartition(".")[0]
-    survey.found.blind_spots.append(
-        BlindSpot(
-            "class of an object",
-            sighting.place,
-            _line(sighting),
-            f"the class that is written to is some subclass of {owner}, known at run time only",
-        )  # fmt: skip
-    )
+    why = f"the class that is written to is some subclass of {owner}, known at run time only"
+    spot = BlindSpot("class of an object", sighting.place, _line(sighting), why)
+    survey.found.blind_spots.append(spot)
 
 
 def _candidates(versions: Versions, package: str) -> list[Target]:

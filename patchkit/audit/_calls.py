@@ -59,6 +59,8 @@ Handler = Callable[[Args, Kwargs, "Frame", ast.AST], Value]
 
 _MANAGER = re.compile(r"^(?:register_patch(?:es)?|add_patch|apply_patch|patch_attr\w*)$")
 
+_GROWING = frozenset({"append", "add", "extend", "update"})
+
 
 class Calls:
     """Models of calls."""
@@ -114,7 +116,7 @@ class Calls:
                 if keyword.arg in DOORS:
                     self.door(keyword.arg, value, frame, node)
         arguments = tuple(args)
-        if isinstance(base, (Seq, Map)) and isinstance(node.func, ast.Attribute):
+        if base is not None and name in _GROWING and isinstance(node.func, ast.Attribute):
             self._grow(node.func, base, arguments, frame)
         if base is not None:
             found = []
@@ -133,20 +135,17 @@ class Calls:
         self._manager_call(node, arguments, kwargs, frame)
         return result
 
-    def _grow(self, func: ast.Attribute, base: Seq | Map, args: Args, frame: Frame) -> None:
+    def _grow(self, func: ast.Attribute, base: Value, args: Args, frame: Frame) -> None:
         """``table.append(row)`` and its like on a table that the project makes here."""
         if not isinstance(func.value, ast.Name) or not args:
             return
-        grown: Value | None = None
-        if isinstance(base, Seq) and len(base.items) < UNROLL:
-            if func.attr in ("append", "add"):
-                grown = Seq((*base.items, args[0]))
-            elif func.attr == "extend" and isinstance(args[0], Seq):
-                grown = Seq((*base.items, *args[0].items))
-        elif isinstance(base, Map) and func.attr == "update" and isinstance(args[0], Map):
-            grown = Map((*base.items, *args[0].items))
-        if grown is not None:
-            rebind(func.value.id, grown, frame)
+        found = [(_grown(v, func.attr, args[0]), v, guards) for v, guards in options(base)]
+        if any(new is not None for new, _, _ in found):
+            rebind(
+                func.value.id,
+                either([(old if new is None else new, guards) for new, old, guards in found]),
+                frame,
+            )
 
     def apply(self, func: Value, args: Args, kwargs: Kwargs, frame: Frame, node: ast.AST) -> Value:
         """``func(*args, **kwargs)``."""
@@ -335,3 +334,17 @@ class Calls:
             reason += f" in the namespace of {foreign.owner.dotted}"
         self._interpreter.writes.blind("exec", frame, node, reason)
         return NONE
+
+
+def _grown(base: Value, name: str, added: Value) -> Value | None:
+    """A table after a call of one of its methods; None where it is none, or stays."""
+    if isinstance(base, Seq) and len(base.items) < UNROLL:
+        if name in ("append", "add"):
+            return Seq((*base.items, added))
+        if name == "extend" and isinstance(added, Seq):
+            return Seq((*base.items, *added.items))
+    if isinstance(base, Map) and name == "update" and isinstance(added, Map):
+        new = {id(k) if not isinstance(k, Const) else k: (k, v) for k, v in base.items}
+        new.update({k if isinstance(k, Const) else id(k): (k, v) for k, v in added.items})
+        return Map(tuple(new.values()))
+    return None

@@ -232,7 +232,7 @@ class Evaluator:
             if name == "__func__":
                 return owner.func
             return owner.self if name == "__self__" else UNKNOWN
-        if isinstance(owner, Somewhere) or names_module(owner):
+        if name != "__dict__" and (isinstance(owner, Somewhere) or names_module(owner)):
             return Somewhere(name)
         if name == "__class__":
             return ClassOf(owner, "")
@@ -247,24 +247,7 @@ class Evaluator:
     def _subscript(self, node: ast.Subscript, frame: Frame) -> Value:
         owner = self.value(node.value, frame)
         if isinstance(node.slice, ast.Slice):
-            upper = self.value(node.slice.upper, frame) if node.slice.upper else None
-            lower = node.slice.lower
-            for value, _ in options(owner):
-                if isinstance(value, Version):
-                    bound = upper.value if isinstance(upper, Const) else None
-                    if lower is None and isinstance(bound, int):
-                        return VersionPart(value, f"[:{bound}]")
-                whole = value.items if isinstance(value, Seq) else getattr(value, "value", None)
-                if isinstance(whole, (str, tuple)) and node.slice.step is None:
-                    low = self.value(lower, frame) if lower else Const(None)
-                    top = upper if upper is not None else Const(None)
-                    if isinstance(low, Const) and isinstance(top, Const):
-                        try:
-                            part = whole[low.value : top.value]  # type: ignore[misc]
-                        except TypeError:
-                            return UNKNOWN
-                        return Const(part) if isinstance(part, str) else Seq(part)
-            return UNKNOWN
+            return self._slice(owner, node.slice, frame)
         index = self.value(node.slice, frame)
         found = []
         for value, guards in options(owner):
@@ -273,6 +256,24 @@ class Evaluator:
             else:
                 found.append((self.item(value, index), guards))
         return either(found)
+
+    def _slice(self, owner: Value, part: ast.Slice, frame: Frame) -> Value:
+        """``owner[low:high]`` of a version, a text or a sequence."""
+        ends = []
+        for node in (part.lower, part.upper, part.step):
+            end = self.value(node, frame) if node is not None else Const(None)
+            if not isinstance(end, Const) or not isinstance(end.value, (int, type(None))):
+                return UNKNOWN
+            ends.append(end.value)
+        low, high, step = ends
+        for value, _ in options(owner):
+            if isinstance(value, Version) and low is None and step is None and high is not None:
+                return VersionPart(value, f"[:{high}]")
+            if isinstance(value, Seq):
+                return Seq(value.items[slice(*ends)])
+            if isinstance(value, Const) and isinstance(value.value, str):
+                return Const(value.value[slice(*ends)])
+        return UNKNOWN
 
     def _any_entry(
         self, table: Map, node: ast.Subscript, frame: Frame

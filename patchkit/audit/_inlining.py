@@ -29,6 +29,7 @@ from patchkit.audit._values import (
     Ref,
     Result,
     Seq,
+    Somewhere,
     Source,
     Unknown,
     Value,
@@ -141,7 +142,7 @@ class Inlining:
                     found.add(option.owner.root)
                 elif isinstance(option, (DictOf, ClassOf)):
                     found |= self._foreign_roots((option.owner,), depth + 1) or {""}
-                elif isinstance(option, (FilePath, Source, Handle)):
+                elif isinstance(option, (FilePath, Source, Handle, Somewhere)):
                     found.add("")
                 elif isinstance(option, Const) and isinstance(option.value, str):
                     root, dot, _rest = option.value.replace(":", ".").partition(".")

@@ -214,6 +214,8 @@ class Writes:
             if isinstance(option, DictOf):
                 if isinstance(index, Const) and isinstance(index.value, str):
                     self.write(option.owner, index.value, value, frame, node, "__dict__")
+                elif names_module(option.owner) or isinstance(option.owner, Somewhere):
+                    self._write_somewhere(Somewhere(), "a name", frame, node)
                 elif isinstance(option.owner, Ref):
                     self.blind(
                         "dynamic name", frame, node,
