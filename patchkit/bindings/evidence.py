@@ -41,3 +41,24 @@ def stock_router_differs() -> bool:
     weights, _ = providers.route(logits, 2, renormalize=True)
     top = torch.softmax(logits, -1).topk(2, -1).values
     return not torch.equal(top / top.sum(-1, keepdim=True), weights)
+
+
+def stock_grouped_router_differs() -> bool:
+    """Sigmoid scores and their renormalisation in float32, as vLLM and transformers take them."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4096, 16, generator=generator)
+    bias = torch.zeros(16)
+    weights, chosen = providers.route_grouped(
+        logits, 4, bias_E=bias, groups=4, kept_groups=2, renormalize=True
+    )
+    scores = logits.sigmoid().gather(-1, chosen)
+    return not torch.equal(scores / scores.sum(-1, keepdim=True), weights)
+
+
+def combined_per_rank_differs() -> bool:
+    """Shared and routed outputs added per rank before the ranks are: another tree with two."""
+    generator = torch.Generator().manual_seed(0)
+    shared = torch.randn(2, 64, 128, generator=generator)
+    routed = torch.randn(2, 64, 128, generator=generator)
+    apart = providers.pairwise_tree(shared) + providers.pairwise_tree(routed)
+    return not torch.equal(apart, providers.pairwise_tree(shared + routed))

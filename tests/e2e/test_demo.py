@@ -65,6 +65,105 @@ def test_two_tensor_parallel_workers_give_the_trainers_bits_too(tmp_path: Path) 
     check_phases(passed(run_demo(tmp_path, *options)), at_least=1500)
 
 
+# What each other adapter has to show: one worker, with the stock pair beside it, and two.
+OTHER_ADAPTERS = {
+    "qwen3": ("--adapter", "qwen3"),
+    "qwen3, tied": ("--adapter", "qwen3", "--setting", "tie_word_embeddings=true"),
+    "glm4_moe": ("--adapter", "glm4_moe"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_ADAPTERS)
+def test_every_bit_agrees_under_the_other_adapters(tmp_path: Path, name: str) -> None:
+    run = run_demo(tmp_path, *OTHER_ADAPTERS[name], "--sequences", "24", "--no-stock")
+    check_phases(passed(run), at_least=1500)
+
+
+def test_shared_and_routed_experts_agree_with_two_workers(tmp_path: Path) -> None:
+    options = ("--adapter", "glm4_moe", "--tp", "2", "--sequences", "16", "--no-stock")
+    check_phases(passed(run_demo(tmp_path, *options)), at_least=1000)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", OTHER_ADAPTERS)
+def test_the_other_adapters_in_full(tmp_path: Path, name: str) -> None:
+    """Both tensor-parallel sizes on the whole workload, beside what the stock pair makes of it."""
+    whole = passed(run_demo(tmp_path, *OTHER_ADAPTERS[name]))
+    check_phases(whole, at_least=4000)
+    for phase in whole["phases"]:
+        assert phase["stock"]["mismatch_count"] > 0.9 * phase["stock"]["token_count"]
+    two = passed(run_demo(tmp_path, *OTHER_ADAPTERS[name], "--tp", "2", "--no-stock"))
+    check_phases(two, at_least=4000)
+
+
+PLANTED = """
+import os, sys
+from pathlib import Path
+from patchkit.parity.demo_setup import DemoSettings, set_up
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    setup = set_up(DemoSettings(adapter="qwen3", folder=folder, sequences=2, stock=False))
+    import torch
+    from vllm.model_executor.models import qwen3
+
+    original = qwen3.Qwen3DecoderLayer.__init__
+
+    def planted(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        self.forgotten_norm = torch.nn.LayerNorm(4, elementwise_affine=False)
+
+    qwen3.Qwen3DecoderLayer.__init__ = planted
+    from patchkit.parity.demo import run_demo
+    from patchkit.runtime.coverage import UncoveredModelError
+
+    try:
+        run_demo(setup, lambda stage: print(stage, file=sys.stderr))
+    except UncoveredModelError as error:
+        print(error)
+        sys.exit(3)
+"""
+
+
+def test_a_layer_that_the_adapter_does_not_list_is_refused_before_a_token_is_sampled(
+    tmp_path: Path,
+) -> None:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PATCHKIT_", "VLLM_"))}
+    script = tmp_path / "planted.py"
+    script.write_text(PLANTED)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    run = subprocess.run(
+        [sys.executable, str(script), str(folder)],
+        capture_output=True,
+        text=True,
+        env=clean,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 3, run.stdout + run.stderr[-3000:]
+    assert "model.layers.0.forgotten_norm" in run.stdout
+    assert "torch.nn.modules.normalization:LayerNorm" in run.stdout
+    assert "Qwen3DecoderLayer" in run.stdout
+    assert "sample" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("tie_word_embeddings", "expected NAME=JSON"),
+        ("no name=1", "no setting's name"),
+        ('hidden_act="gelu"', "hidden_act"),
+    ],
+)
+def test_a_setting_of_the_model_that_cannot_be_is_refused(
+    tmp_path: Path, setting: str, named: str
+) -> None:
+    run = run_demo(tmp_path, "--adapter", "qwen3", "--setting", setting)
+    assert run.returncode in (1, 2)
+    assert named in run.stderr
+
+
 def test_an_engine_whose_plugin_was_left_out_is_refused_before_a_token_is_sampled(
     tmp_path: Path,
 ) -> None:

@@ -152,6 +152,11 @@ ROUTER = (
     ),
 )
 
+GROUPED_ROUTER = tuple(
+    replace(patch, evidence="patchkit.bindings.evidence:stock_grouped_router_differs")
+    for patch in ROUTER
+)
+
 EXPERTS = (
     _replace(
         _MOE + "experts.cpu_moe:CPUUnquantizedExperts.process_weights_after_loading",
@@ -209,6 +214,7 @@ SHARED_EXPERTS_OUTPUT = (
     _replace(
         _MOE + "runner.moe_runner:MoERunner._maybe_apply_routed_scale_to_output",
         "experts:reduce_shared_and_routed",
+        evidence="patchkit.bindings.evidence:combined_per_rank_differs",
         versions=">=0.27,<0.34",
         reason="shared and routed experts are combined over the ranks one by one, in float32",
         consequence="their sum is rounded per rank: bits change with the tensor-parallel size",
@@ -228,8 +234,9 @@ DECODER = LINEAR + LM_HEAD + NORM + ROTARY + ATTENTION + LOGPROBS
 # A decoder with gated SiLU feed-forward layers, and one of routed experts alone.
 DENSE = DECODER + ACTIVATION
 MOE = DECODER + GATE + ROUTER + EXPERTS + EXPERTS_OUTPUT
-# Dense layers first, then routed experts with shared ones beside them.
-SHARED_MOE = DECODER + ACTIVATION + GATE + ROUTER + EXPERTS + SHARED_EXPERTS_OUTPUT
+# Dense layers first, then experts of a sigmoid router in groups, with shared ones beside
+# them. vLLM widens these gates to float32, so that LINEAR computes them.
+SHARED_MOE = DECODER + ACTIVATION + GROUPED_ROUTER + EXPERTS + SHARED_EXPERTS_OUTPUT
 
 
 def in_profiles(patches: tuple[Patch, ...], *profiles: str) -> tuple[Patch, ...]:

@@ -73,7 +73,7 @@ MLP_MODULES = (
 
 _RUN_EXPERTS = tuple(p for p in EXPERTS if "process_weights" not in p.symbol)
 
-_ROUTED_MODULES = (
+_GATE_MODULES = (
     _module(
         _MOE + "router.gate_linear:GateLinear",
         "exact",
@@ -86,6 +86,9 @@ _ROUTED_MODULES = (
         by=(_LAYERS + "linear:ReplicatedLinear.forward",),
         note="the gate, until vLLM 0.30; any other is refused when it runs",
     ),
+)
+
+_ROUTED_MODULES = (
     _module(_MOE + "routed_experts:RoutedExperts", "exact", by=_by(_RUN_EXPERTS)),
     _module(
         _MOE + "unquantized_fused_moe_method:UnquantizedFusedMoEMethod",
@@ -104,8 +107,14 @@ def _runner(by: Iterable[Patch]) -> Submodule:
     )
 
 
-EXPERT_MODULES = (*_ROUTED_MODULES, _runner(EXPERTS_OUTPUT))
+EXPERT_MODULES = (*_GATE_MODULES, *_ROUTED_MODULES, _runner(EXPERTS_OUTPUT))
 SHARED_EXPERT_MODULES = (
+    _module(
+        _MOE + "router.gate_linear:GateLinear",
+        "exact",
+        by=(_APPLY,),
+        note="a gate that the model widens to float32",
+    ),
     *_ROUTED_MODULES,
     _runner(SHARED_EXPERTS_OUTPUT),
     _module(
