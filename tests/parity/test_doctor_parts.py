@@ -407,14 +407,37 @@ def test_taps_leave_nothing_behind() -> None:
     assert hooks() > before and modeling.apply_rotary_pos_emb is not rotation
     ids = torch.tensor([[3, 4, 5]])
     names = np.stack([np.zeros(3, np.int64), np.arange(3)], -1)[None]
-    taps.begin(names)
-    with torch.no_grad():
+    with torch.no_grad(), taps.forward(names):
         model(input_ids=ids, use_cache=False)
     taps.remove()
     assert hooks() == before and modeling.apply_rotary_pos_emb is rotation
     seen = {k.op for k in recorder.finish().operators}
     assert {"embed_tokens", "self_attn.rope.q", "self_attn.attention", "mlp.down_proj"} <= seen
     assert {"lm_head", "norm", "norm.in", "mlp.activation"} <= seen
+
+
+@pytest.mark.parametrize(
+    ("use", "dtype"),
+    [
+        (lambda y: y.to(torch.bfloat16), torch.bfloat16),
+        (lambda y: y.view(2, 2, 2).to(torch.bfloat16).flatten(1), torch.bfloat16),
+        (lambda y: (y + 1.0).to(torch.bfloat16), torch.float32),
+        (lambda y: (y.shape, y.dtype, y.to(torch.bfloat16)), torch.bfloat16),
+        (lambda y: None, torch.float32),
+    ],
+)
+def test_the_cast_that_follows_a_product_belongs_to_it(use: Any, dtype: Any) -> None:
+    from patchkit.parity.doctor.trainer import _Roundings
+
+    seen: list[Any] = []
+    roundings = _Roundings()
+    with roundings:
+        product = torch.randn(2, 4)
+        roundings.expect(product, seen.append)
+        use(product)
+    roundings.flush()
+    assert [value.dtype for value in seen] == [dtype]
+    assert torch.equal(seen[0].flatten(), product.to(dtype).flatten())
 
 
 def test_rollout_taps_that_cannot_be_placed_are_taken_off_again() -> None:

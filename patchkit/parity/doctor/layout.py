@@ -24,8 +24,8 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)(?:\.(.+))?$")
 class FunctionTap:
     """A function of the exact path whose result is an operator's.
 
-    A shared product is float32 where the function returns; the forward that calls it
-    rounds it to its input's dtype, except for ``Layout.kept_wide``.
+    A shared product is float32 where the function returns. If its caller casts it next,
+    the operator's output is what comes out of the cast.
 
     Attributes:
         reference: ``module:qualname``.
@@ -50,7 +50,6 @@ class Layout:
             vLLM adds inside its expert layer.
         expert_weights: vLLM's name of a stacked expert weight, to the trainer's.
         functions: Functions of the exact trainer path.
-        kept_wide: Products of the exact path that are not rounded afterwards.
         rotation: Names of the stock rotation function in a modeling module.
     """
 
@@ -86,7 +85,6 @@ class Layout:
         FunctionTap(reference="patchkit.providers:linear", role="product"),
         FunctionTap(reference="patchkit.providers:rotate", role="rotation"),
     )
-    kept_wide: tuple[str, ...] = ("lm_head", "gate")
     rotation: tuple[str, ...] = ("apply_rotary_pos_emb", "apply_rotary_emb")
 
 

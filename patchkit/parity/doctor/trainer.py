@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from patchkit.engine import find_adapter, resolve_reference
 from patchkit.errors import ConfigurationError
@@ -38,6 +40,74 @@ __all__ = ["DoctorTrainer", "TrainerTaps", "build_doctor_trainer"]
 
 _LOGITS = OperatorKey(AFTER, "lm_head")
 
+# What hands on the same numbers in another shape.
+_RESHAPES = frozenset(
+    {
+        torch.Tensor.view,
+        torch.Tensor.reshape,
+        torch.Tensor.flatten,
+        torch.Tensor.unflatten,
+        torch.Tensor.contiguous,
+    }
+)
+
+
+class _Roundings(TorchFunctionMode):
+    """Sees what becomes of a product: the cast that follows it belongs to the operator.
+
+    A shared product is float32 where its function returns. Its caller casts it to the
+    stream's dtype, or goes on in float32; only what it does next tells which.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._expected: dict[int, tuple[Any, Callable[[Tensor], None]]] = {}
+
+    def expect(self, value: Tensor, record: Callable[[Tensor], None]) -> None:
+        """Record this value once it is known how it goes on."""
+        self._expected[id(value)] = (value, record)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self._expected:
+            return result
+        for value in args:
+            # The entry holds the tensor, so that its id cannot be another's meanwhile.
+            entry = self._expected.get(id(value)) if isinstance(value, Tensor) else None
+            if entry is None:
+                continue
+            if func in _RESHAPES and isinstance(result, Tensor):
+                del self._expected[id(value)]
+                self._expected[id(result)] = (result, entry[1])
+            elif func in _READS:
+                continue
+            else:
+                del self._expected[id(value)]
+                cast = func in _CASTS and isinstance(result, Tensor)
+                entry[1](result if cast else entry[0])
+        return result
+
+    def flush(self) -> None:
+        """What nothing else used stays as it is."""
+        for value, record in list(self._expected.values()):
+            record(value)
+        self._expected.clear()
+
+
+_CASTS = frozenset({torch.Tensor.to, torch.Tensor.type, torch.Tensor.bfloat16, torch.Tensor.half})
+# Attributes are functions here, too, and use up nothing.
+_READS = frozenset(
+    {
+        *(
+            getattr(torch.Tensor, name).__get__
+            for name in ("shape", "dtype", "device", "ndim", "requires_grad")
+        ),
+        torch.Tensor.size,
+        torch.Tensor.dim,
+        torch.Tensor.detach,
+    }
+)
+
 
 class TrainerTaps:
     """Hooks of one model, and wrappers around functions, while they are on.
@@ -58,6 +128,7 @@ class TrainerTaps:
         self._batch = (0, 0)
         self._stack: list[tuple[str, Any]] = []
         self._turns: dict[str, int] = {}
+        self._roundings = _Roundings()
         self._head: tuple[tuple[str, ...], dict[str, Tensor]] = ((), {})
         try:
             self._place(exact)
@@ -70,12 +141,16 @@ class TrainerTaps:
         while self._undo:
             self._undo.pop()()
 
-    def begin(self, rows_BS2: np.ndarray) -> None:
-        """A forward of ``[B, S]`` tokens begins; a negative sequence marks padding."""
+    @contextmanager
+    def forward(self, rows_BS2: np.ndarray) -> Iterator[None]:
+        """Around a forward of ``[B, S]`` tokens; a negative sequence marks padding."""
         self._batch = rows_BS2.shape[:2]
         self._rows = rows_BS2.reshape(-1, 2)
         self._stack.clear()
         self._recorder.step(int((self._rows[:, 0] >= 0).sum()))
+        with self._roundings:
+            yield
+        self._roundings.flush()
 
     # -- placing -------------------------------------------------------------------------
 
@@ -233,23 +308,29 @@ class TrainerTaps:
             # Compared as the model returns them, after whatever follows the product.
             self._head = (owners, {"weight": module.weight})
             return
+        if read is not None:
+            self._read(key, read)
+        self._add(key, output, owners=owners, weights={"weight": module.weight})
+
+    def _read(self, key: OperatorKey, read: Any) -> None:
+        """What a product multiplies, where that is an operator of its own."""
         *parents, name = key.op.split(".")
         if named := self._layout.inputs.get(name):
             inside = OperatorKey(key.layer, ".".join((*parents, named)))
             self._add(inside, read, owners=owner_names(*self._ancestors()))
-        self._add(key, output, owners=owners, weights={"weight": module.weight})
 
     def _after_product(self, args: tuple[Any, ...], output: Any) -> None:
-        """A product of the exact path; it is rounded to its input's dtype afterwards, or not."""
+        """A product of the exact path; whoever called it rounds it now, or keeps it wide."""
         read, weight = args[0], args[1]
         found = self._owner_of(weight)
         if found is None:
             return
         key, module = found
         owners = owner_names(*self._ancestors(), module)
-        if key.op.rsplit(".", 1)[-1] not in self._layout.kept_wide:
-            output = output.to(read.dtype)
-        self._product(key, read, output, module, owners)
+        self._read(key, read)
+        self._roundings.expect(
+            output, lambda value: self._product(key, None, value, module, owners)
+        )
 
     def _after_model(self, m: Any, given: list[Any], output: Any, path: str) -> None:
         owners, weights = self._head
@@ -381,8 +462,8 @@ class DoctorTrainer:
         logprobs: list[list[float]] = []
         try:
             for batch in self._trainer.batches(rollouts):
-                taps.begin(_row_names(batch))
-                found = self._trainer.replay_batch(batch, exact=exact)
+                with taps.forward(_row_names(batch)):
+                    found = self._trainer.replay_batch(batch, exact=exact)
                 logprobs += [lp.tolist() for lp in found[: len(batch)]]
         finally:
             taps.remove()
