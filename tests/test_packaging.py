@@ -28,6 +28,9 @@ def run(code: str) -> str:
         "import patchkit.errors",
         "from patchkit import install, exact_context, Adapter, Patch",
         "import patchkit_adapters.qwen3_moe",
+        "import patchkit_adapters.qwen3, patchkit_adapters.glm4_moe",
+        "import patchkit.bindings.vllm_cpu, patchkit.bindings.transformers",
+        "import patchkit.bindings.settings, patchkit.bindings.tiny",
         "import patchkit_manifests",
         "import patchkit_vllm_plugin",
     ],
@@ -81,13 +84,28 @@ def test_the_wheel_carries_manifests_reviews_and_profiles(wheels: dict[str, set[
     names = wheels["patchkit"]
     assert "patchkit/py.typed" in names
     assert "patchkit_manifests/vllm/0.32.0.json" in names
-    assert "patchkit_adapters/qwen3_moe/reviewed.json" in names
-    assert "patchkit_adapters/qwen3_moe/profiles/cpu_tree.toml" in names
+    for adapter in ("qwen3_moe", "qwen3", "glm4_moe"):
+        assert f"patchkit_adapters/{adapter}/__init__.py" in names
+        assert f"patchkit_adapters/{adapter}/reviewed.json" in names
+        assert f"patchkit_adapters/{adapter}/profiles/cpu_tree.toml" in names
     modules = subprocess.run(
         ["git", "ls-files", "patchkit/*.py"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.split()
     assert modules
     assert not set(modules) - names
+
+
+def test_every_adapter_that_is_registered_is_in_the_wheel(wheels: dict[str, set[str]]) -> None:
+    from patchkit.engine import adapter_names, find_adapter
+
+    built_in = {
+        name
+        for name in adapter_names()
+        if f"patchkit_adapters/{name}/" in "\n".join(wheels["patchkit"])
+    }
+    assert {"qwen3_moe", "qwen3", "glm4_moe"} <= built_in
+    for name in built_in:
+        assert find_adapter(name).name == name
 
 
 def test_the_plugin_is_one_module_in_a_distribution_of_its_own(

@@ -89,7 +89,8 @@ def _walk(model: Any) -> Iterator[tuple[str, Any, str]]:
     while pending:
         name, module, parent = pending.pop()
         yield name or type(module).__name__, module, parent
-        for attribute, child in module._modules.items():
+        # The last comes off first: what is reported is the first of its kind in the model.
+        for attribute, child in reversed(module._modules.items()):
             if child is not None and (id(module), id(child)) not in seen:
                 seen.add((id(module), id(child)))
                 pending.append((f"{name}.{attribute}".strip("."), child, class_name(module)))
