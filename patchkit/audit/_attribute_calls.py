@@ -18,6 +18,7 @@ from patchkit.audit._values import (
     Const,
     DictOf,
     FilePath,
+    Guard,
     Inst,
     Ref,
     Somewhere,
@@ -122,12 +123,15 @@ class AttributeCalls:
     def getattr(self, args: Args, kwargs: Kwargs, frame: Frame, node: ast.AST) -> Value:
         if len(args) < 2:
             return UNKNOWN
-        found = []
+        found: list[tuple[Value, tuple[Guard, ...]]] = []
         for option, guards in options(args[1]):
             if isinstance(option, Const) and isinstance(option.value, str):
-                found.append(
-                    (self._interpreter.evaluator.attribute(args[0], option.value, node), guards)
-                )
+                value = self._interpreter.evaluator.attribute(args[0], option.value, node)
+                if len(args) > 2 and args[2] == NONE:
+                    asked = {v for v, _ in options(args[0])}
+                    places = (v for v, _ in options(value) if isinstance(v, Ref) and v not in asked)
+                    self._interpreter.evaluator.may_be_missing.update(places)
+                found.append((value, guards))
             elif any(names_module(v) or isinstance(v, Somewhere) for v, _ in options(args[0])):
                 found.append((Somewhere(), guards))
             else:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from patchkit.audit._findings import Finding, Report, VerdictKind
 from patchkit.audit._guards import Ways, describe, specifiers, spoken
+from patchkit.audit._hints import hints
 from patchkit.audit._known import is_plain
 from patchkit.audit._markers import OwnNames, Stashes, is_stash
 from patchkit.audit._project import Project
@@ -62,11 +63,10 @@ def audit(
     with collector_paused():
         survey = Survey(project, workers=workers).run()
         found = survey.found
+        findings = list(_findings(survey, versions, frozenset(packages)))
         report = Report(
             root=str(path),
-            findings=tuple(
-                _ordered(_with_others(list(_findings(survey, versions, frozenset(packages)))))
-            ),
+            findings=tuple(_ordered(_with_others(findings))),
             blind_spots=tuple(
                 sorted(found.blind_spots, key=lambda b: (b.place.file, b.place.line))
             ),
@@ -76,6 +76,7 @@ def audit(
             skipped_tests=project.skipped_tests,
             unreadable={u.file: u.problem for u in project.unreadable},
             baseline=frozenset(baseline),
+            hints=hints(findings, versions),
         )
         survey.close()
     return replace(report, seconds=round(time.perf_counter() - started, 3))

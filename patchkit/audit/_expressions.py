@@ -98,6 +98,8 @@ class Evaluator:
 
     def __init__(self, interpreter: Interpreter) -> None:
         self._interpreter = interpreter
+        # What was asked for with `getattr(place, name, None)`.
+        self.may_be_missing: set[Ref] = set()
         self._handlers: dict[type, Callable[[Any, Frame], Value]] = {
             ast.Constant: lambda n, f: Const(n.value) if n.value is not ... else UNKNOWN,
             ast.Name: self._name,
@@ -399,10 +401,18 @@ class Evaluator:
                     return UNKNOWN
         return UNKNOWN
 
+    def tested(self, value: Value, syntax: ast.AST) -> Value:
+        """A value as a condition: what `getattr` may not have found is there or it is not."""
+        places = [v for v, _ in options(value) if v != Const(None)]
+        if places and all(isinstance(v, Ref) and v in self.may_be_missing for v in places):
+            return Cond("held", (value,), syntax)
+        return value
+
     def _boolean(self, node: ast.BoolOp, frame: Frame) -> Value:
         values = [self.value(v, frame) for v in node.values]
         op = "and" if isinstance(node.op, ast.And) else "or"
         if any(isinstance(v, Cond) for v in values):
+            values = [self.tested(v, n) for v, n in zip(values, node.values, strict=True)]
             return Cond(op, tuple(values), node)
         if op == "or" and any(isinstance(v, (Ref, Func, Klass, Seq, Map)) for v in values):
             return either([(v, ()) for v in values])
@@ -413,7 +423,7 @@ class Evaluator:
         if isinstance(node.op, ast.Not):
             if isinstance(value, Const):
                 return Const(not value.value)
-            return Cond("not", (value,), node)
+            return Cond("not", (self.tested(value, node.operand),), node)
         if (
             isinstance(node.op, ast.USub)
             and isinstance(value, Const)
@@ -428,7 +438,13 @@ class Evaluator:
         for index, op in enumerate(node.ops):
             left, right = values[index], values[index + 1]
             name = _OPERATORS[op.__class__]
-            conds.append(Cond(name, (left, right), node))
+            held = self.tested(left, node) if right == Const(None) else left
+            if name == "is not" and held is not left:
+                conds.append(held)
+            elif name == "is" and held is not left:
+                conds.append(Cond("not", (held,), node))
+            else:
+                conds.append(Cond(name, (left, right), node))
         if len(conds) == 1:
             return conds[0]
         return Cond("and", tuple(conds), node)

@@ -13,6 +13,9 @@ from patchkit.audit._sightings import BlindSpot, Door, Place
 
 REPORT_SCHEMA = 1
 
+# Ends the label of a package of which no version is at hand.
+NOTHING_AT_HAND = "(none)"
+
 
 class VerdictKind(str, Enum):
     """How a patch fares at one version; the value is what users and files say."""
@@ -234,6 +237,7 @@ class Report:
         skipped_tests: How many test files were left out.
         unreadable: File -> why it could not be read.
         baseline: Fingerprints that are known already.
+        hints: What to do about the patches that were not judged.
         seconds: How long it took.
     """
 
@@ -246,6 +250,7 @@ class Report:
     skipped_tests: int = 0
     unreadable: Mapping[str, str] = field(default_factory=dict)
     baseline: frozenset[str] = frozenset()
+    hints: tuple[str, ...] = ()
     seconds: float = 0.0
 
     def summary(self) -> dict[str, dict[str, int]]:
@@ -259,8 +264,12 @@ class Report:
     def survivors(self, version: str) -> tuple[int, int]:
         """How many of how many judged patches are fine at a version."""
         counts = self.summary().get(version, {})
-        judged = sum(n for kind, n in counts.items() if kind != VerdictKind.UNKNOWN.value)
+        judged = sum(counts.values()) - self.unjudged(version)
         return counts.get(VerdictKind.FINE.value, 0), judged
+
+    def unjudged(self, version: str) -> int:
+        """How many patches nothing could be said about at a version."""
+        return self.summary().get(version, {}).get(VerdictKind.UNKNOWN.value, 0)
 
     @property
     def new(self) -> tuple[Finding, ...]:
@@ -296,7 +305,11 @@ class Report:
                 "skipped_tests": self.skipped_tests,
                 "verdicts": self.summary(),
                 "survive": {
-                    v: {"fine": self.survivors(v)[0], "judged": self.survivors(v)[1]}
+                    v: {
+                        "fine": self.survivors(v)[0],
+                        "judged": self.survivors(v)[1],
+                        "not_judged": self.unjudged(v),
+                    }
                     for v in self.summary()
                 },
             },
@@ -321,6 +334,7 @@ class Report:
                 }
                 for b in self.blind_spots
             ],
+            "hints": list(self.hints),
             "unreadable": dict(self.unreadable),
             "seconds": self.seconds,
         }

@@ -45,6 +45,9 @@ class World(Protocol):
     def has(self, place: Ref) -> bool | None:
         """Whether a module or a name exists, None where that is not known."""
 
+    def holds_code(self, place: Ref) -> bool | None:
+        """Whether a name is a module, a class or a function, None where that is not known."""
+
 
 def truth(value: Value, world: World) -> bool | None:
     """Whether a condition holds; None where it cannot be told."""
@@ -62,6 +65,8 @@ def truth(value: Value, world: World) -> bool | None:
         return _joined("and", (world.has(a) if isinstance(a, Ref) else None for a in value.args))
     if value.op == "hasattr":
         return _hasattr(value, world)
+    if value.op == "held":
+        return _held(value, world)
     return _compared(value, world)
 
 
@@ -87,6 +92,17 @@ def _hasattr(cond: Cond, world: World) -> bool | None:
     answers = {
         world.has(v.child(name.value)) if isinstance(v, Ref) else None for v, _ in options(owner)
     }
+    return answers.pop() if len(answers) == 1 else None
+
+
+def _held(cond: Cond, world: World) -> bool | None:
+    """What ``getattr(place, name, None)`` found: there, and not None itself."""
+    answers: set[bool | None] = set()
+    for value, _ in options(cond.args[0]):
+        there = world.has(value) if isinstance(value, Ref) else False
+        if there and isinstance(value, Ref):
+            there = world.holds_code(value) or None
+        answers.add(there)
     return answers.pop() if len(answers) == 1 else None
 
 
@@ -272,7 +288,9 @@ def _about_versions(value: Value) -> bool:
     if isinstance(value, (Version, VersionPart)):
         return True
     if isinstance(value, Cond):
-        return value.op in ("hasattr", "importable") or any(map(_about_versions, value.args))
+        return value.op in ("hasattr", "held", "importable") or any(
+            map(_about_versions, value.args)
+        )
     return any(_about_versions(v) for v, _ in options(value) if v is not value)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from patchkit.audit._findings import Finding, Report, Verdict, VerdictKind
+from patchkit.audit._findings import NOTHING_AT_HAND, Finding, Report, Verdict, VerdictKind
 
 _GITHUB = {"error": "error", "warning": "warning", "note": "notice"}
 
@@ -23,22 +23,31 @@ def grouped(report: Report) -> Iterator[tuple[str, list[Finding]]]:
 
 
 def summary_line(report: Report) -> str:
-    """How many of how many survive, in one line."""
+    """How many of how many survive, and how many were not judged, in one line."""
     parts = []
+    elsewhere = 0
     for version, counts in report.summary().items():
         fine, judged = report.survivors(version)
+        unjudged = report.unjudged(version)
+        if version.endswith(NOTHING_AT_HAND):
+            elsewhere += unjudged
+            continue
         if not judged:
+            parts.append(f"none of {unjudged} judged at {version}")
             continue
         rest = [
             f"{n} {VerdictKind(kind).sentence}"
             for kind, n in sorted(counts.items(), key=lambda item: -item[1])
-            if kind != VerdictKind.FINE.value
+            if kind not in (VerdictKind.FINE.value, VerdictKind.UNKNOWN.value)
         ]
-        parts.append(
-            f"{fine} of {judged} survive {version}" + (f" ({', '.join(rest)})" if rest else "")
-        )
+        text = f"{fine} of {judged} survive {version}"
+        text += f" ({', '.join(rest)})" if rest else ""
+        text += f", {unjudged} more not judged" if unjudged else ""
+        parts.append(text)
+    if elsewhere:
+        parts.append(f"{elsewhere} of other packages not judged")
     if not parts:
-        parts.append(f"{len(report.findings)} patches, none judged: no version at hand")
+        parts.append("no patches")
     if report.blind_spots:
         count = len(report.blind_spots)
         parts.append(f"{count} place{'s' * (count > 1)} could not be followed")
@@ -61,6 +70,7 @@ def as_markdown(report: Report) -> str:
     """The report for a pull request."""
     labels = _labels(report)
     lines = [f"## Patches in `{report.root}`", "", summary_line(report), ""]
+    lines += [line for hint in report.hints for line in (f"- {hint}", "")]
     for name, findings in grouped(report):
         lines += [f"### `{name}`", ""]
         lines.append("| patch | where | " + " | ".join(labels) + " |")

@@ -195,7 +195,8 @@ class Statements:
         self, node: ast.AST, test: ast.expr, frame: Frame
     ) -> tuple[tuple[Guard, ...] | None, tuple[Guard, ...] | None]:
         """The guards of both branches of a test; None for one that never runs."""
-        cond = self._interpreter.evaluator.value(test, frame)
+        evaluator = self._interpreter.evaluator
+        cond = evaluator.tested(evaluator.value(test, frame), test)
         known = _static_truth(test, cond)
         if known is True:
             return (), None

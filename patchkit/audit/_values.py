@@ -286,7 +286,8 @@ class Cond:
     """A condition: an operation over values and conditions.
 
     `op` is a comparison (``==``, ``<`` …, ``in``), ``and``, ``or``, ``not``,
-    ``hasattr``, ``importable``, ``startswith`` or ``contains``.
+    ``hasattr``, ``held`` (what ``getattr(place, name, None)`` found), ``importable``,
+    ``startswith`` or ``contains``.
     """
 
     op: str

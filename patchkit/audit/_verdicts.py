@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
 
 from patchkit.audit._absorption import absorbed
-from patchkit.audit._findings import Verdict, VerdictKind
+from patchkit.audit._findings import NOTHING_AT_HAND, Verdict, VerdictKind
 from patchkit.audit._guards import Ways, World, all_true, describe
 from patchkit.audit._known import BROUGHT_BY_OTHERS
 from patchkit.audit._replacements import Replacement
@@ -50,11 +50,26 @@ class Subject:
 
 
 class AtVersion(World):
-    """The packages as they are when one version of one package is asked about."""
+    """The packages as they are when one version of one package is asked about.
 
-    def __init__(self, target: Target, versions: Versions) -> None:
+    Args:
+        target: The version.
+        versions: All versions at hand.
+        added: What the project itself puts in places, and may look for there.
+        judged: The patch whose own conditions are asked about: it adds nothing yet.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        versions: Versions,
+        added: frozenset[str] = frozenset(),
+        judged: str = "",
+    ) -> None:
         self._target = target
         self._versions = versions
+        self._added = added
+        self._judged = judged
 
     def version(self, package: str) -> str | None:
         found = self._of(package)
@@ -62,7 +77,14 @@ class AtVersion(World):
 
     def has(self, place: Ref) -> bool | None:
         found = self._of(place.root)
-        return found.has(place) if found is not None else None
+        there = found.has(place) if found is not None else None
+        if there is False and place.dotted in self._added and place.dotted != self._judged:
+            return None
+        return there
+
+    def holds_code(self, place: Ref) -> bool | None:
+        found = self._of(place.root)
+        return found.holds_code(place) if found is not None else None
 
     def _of(self, package: str) -> Target | None:
         if package == self._target.package:
@@ -81,13 +103,14 @@ class Judge:
         versions: Versions,
         ways: Ways,
         settings: Mapping[str, str],
-        sightings: Iterable[Sighting],
+        sightings: Sequence[Sighting],
         uses: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self._uses = uses
         self._versions = versions
         self._ways = ways
         self._settings = settings
+        self._added = frozenset(s.target.dotted for s in sightings if isinstance(s.target, Ref))
         # Tries whose handlers patch something else instead.
         self._fallbacks = {g.site for s in sightings for g in s.guards if g.kind == "except"}
 
@@ -108,7 +131,9 @@ class Judge:
 
     def _verdict(self, subject: Subject, target: Target) -> Verdict:
         base = self._versions.base_of(target.package, target)
-        world = AtVersion(target, self._versions)
+        place = subject.sighting.target
+        judged = place.dotted if isinstance(place, Ref) else ""
+        world = AtVersion(target, self._versions, self._added, judged)
         reasons: list[Verdict] = []
         guard = self._guard(subject.sighting, world, target)
         if guard is not None:
@@ -138,7 +163,7 @@ class Judge:
         if target.source is None and not target.view.known(subject.symbol):
             return Verdict(
                 version=target.label, kind=VerdictKind.UNKNOWN,
-                text="the stored manifest says nothing about it: name a wheel or a folder",
+                text="the stored manifest does not hold it: a wheel or a folder does",
             )  # fmt: skip
         if ":" in subject.symbol:
             facts = target.facts(subject.symbol)
@@ -634,7 +659,7 @@ class Judge:
         if target.source is None:
             yield Verdict(
                 version=target.label, kind=VerdictKind.UNKNOWN,
-                text="anchors are checked against source text: name a wheel or a folder",
+                text="anchors are checked against source text, and a manifest has none",
             )  # fmt: skip
             return
         place = sighting.target
@@ -742,7 +767,7 @@ def _nothing_at_hand(package: str) -> Verdict:
         text = "it is of the standard library, which has no versions of its own"
     else:
         text = f"{package} is not installed: name a version of it with --against"
-    return Verdict(version=f"{package} (none)", kind=VerdictKind.UNKNOWN, text=text)
+    return Verdict(version=f"{package} {NOTHING_AT_HAND}", kind=VerdictKind.UNKNOWN, text=text)
 
 
 def _applies(edit: Edit, text: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from patchkit.audit._values import FilePath, Ref
@@ -148,6 +149,14 @@ class Target:
         raw = self.source.source.raw(module) if self.source else None
         # A module with `__getattr__` may have it all the same.
         return None if raw is not None and raw.dynamic and "." not in name else False
+
+    def holds_code(self, place: Ref) -> bool | None:
+        """Whether a name is a module, a class or a function, None where that is not known."""
+        found = self.split(place)
+        if found is None or not found[1]:
+            return True if found else None
+        facts = self.facts(f"{found[0]}:{found[1]}")
+        return None if facts is None else facts.kind != "attribute" or None
 
     def facts(self, symbol: str) -> SymbolFacts | None:
         """Facts about a symbol, None where there is none (or its file cannot be read)."""
@@ -345,11 +354,27 @@ def open_target(text: str, package: str | None = None, extra: Sequence[Path] = (
         ConfigurationError: It names nothing.
     """
     try:
-        view = open_view(text, package=package, extra=extra, whole=True)
+        return Target(open_view(text, package=package, extra=extra, whole=True))
     except SourceNotFoundError:
+        pass
+    try:
         # A stored manifest answers for the symbols that adapters need, and for no others.
-        view = open_view(text, package=package, extra=extra)
-    return Target(view)
+        return Target(open_view(text, package=package, extra=extra))
+    except SourceNotFoundError as error:
+        name, at, version = text.partition("@")
+        if not at or not name.isidentifier() or not version:
+            raise
+        remedy = f"{download(name, version)}, and name the wheel, which answers for every symbol"
+        raise SourceNotFoundError(text, error.problem, remedy) from None
+
+
+def download(package: str, version: str) -> str:
+    """How to come by the wheel of a version."""
+    name = package.replace("_", "-")
+    installed = packages_distributions().get(package, [name])
+    if not any(other.replace("_", "-").lower().startswith(name.lower()) for other in installed):
+        name = installed[0]
+    return f"pip download {name}=={version} --no-deps"
 
 
 def open_installed(package: str) -> Target:

@@ -41,9 +41,10 @@ def audit(
         typer.Option("--package", "-p", help="Only patches of this package; repeatable."),
     ] = None,
     installed: Annotated[
-        bool, typer.Option(
+        bool,
+        typer.Option(
             "--installed", help="Judge against what is installed, too (alone: the default)."
-        )
+        ),
     ] = False,
     against: Annotated[
         list[str] | None,
@@ -168,6 +169,8 @@ def _table(report: Report, diffs: bool) -> None:
         out.print(Text(f"not readable: {file}: {why}", style="yellow"))
     tests = f", {report.skipped_tests} test files left out" if report.skipped_tests else ""
     out.print(Text(summary_line(report), style="bold"))
+    for hint in report.hints:
+        out.print(Text(hint, style="dim"))
     out.print(Text(f"{report.files} files in {report.seconds:.1f} s{tests}", style="dim"))
 
 
@@ -188,9 +191,7 @@ def _show(out: Console, finding: Finding, diffs: bool, *, known: bool) -> None:
         fine = verdict.kind.survives
         line = Text("    ")
         line.append(f"{verdict.version}: ")
-        line.append(
-            verdict.kind.sentence, style="green" if fine else _COLOURS[level]
-        )
+        line.append(verdict.kind.sentence, style="green" if fine else _COLOURS[level])
         if verdict.text:
             line.append(f": {verdict.text}")
         if verdict.confidence < 1.0:

@@ -80,7 +80,9 @@ def test_json(project: Path, lib: Path) -> None:
     assert (verdict["kind"], verdict["parameter"]) == ("signature", "b")
     assert verdict["alias_sites"] == ["lib.users:h", "lib:helper"]
     assert found["lib.core:other"]["versions"] == ">=1.0"
-    assert data["summary"]["survive"]["lib 1.0"] == {"fine": 5, "judged": 6}
+    assert data["summary"]["survive"]["lib 1.0"] == {
+        "fine": 5, "judged": 6, "not_judged": 0,
+    }  # fmt: skip
     assert [n["kind"] for n in data["not_seen"]] == ["dynamic name"]
 
 
