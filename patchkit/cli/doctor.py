@@ -97,7 +97,7 @@ def doctor(
                 as_json,
             )
     except PatchkitError as error:
-        print(f"patchkit doctor: {error}", file=sys.stderr)
+        print(f"patchkit doctor: {str(error).removeprefix('doctor: ')}", file=sys.stderr)
         raise typer.Exit(2) from error
     except Exception as error:
         # An engine that does not start is no difference between two that do.

@@ -37,6 +37,9 @@ def norm(original: Any) -> Any:
                 return original(self, x, residual)
             finally:
                 self.variance_epsilon = right
+        if planted(self, "batch shape") and len(x) >= 32:
+            normal, *summed = original(self, x, residual)
+            return ((normal.float() * 1.01).to(x.dtype), *summed)
         if planted(self, "unrounded residual") and residual is not None:
             whole = x.float() + residual.float()
             mean = whole.double().square().mean(-1, keepdim=True)
@@ -269,6 +272,7 @@ CASES: list[tuple[str, str, str, dict[str, int] | None]] = [
     ("epsilon, later norm", "epsilon", "model.layers.1.post_attention_layernorm", None),
     ("epsilon, q norm", "epsilon", "model.layers.1.self_attn.q_norm", None),
     ("epsilon, final norm", "epsilon", "model.norm", None),
+    ("batch shape", "batch shape", "model.layers.1.post_attention_layernorm", None),
     ("bf16 cos/sin", "bf16 cos/sin", "model.layers.0.self_attn.rotary_emb", None),
     ("unstable top-k", "unstable top-k", "model.layers.1.mlp.experts.router", None),
     ("bf16 weights", "bf16 weights", "model.layers.0.mlp.experts.router", None),
@@ -376,7 +380,10 @@ def after_updates(session: Any) -> list[dict[str, Any]]:
     session.update(rollouts, 3)
     rpc(mark, args=("", "model.layers.0.self_attn.o_proj"))
     found.append(examine(session, "stale after reload"))
-    session.update(rollouts, 4)
+    gains = [1.0 if r.number % 2 else -1.0 for r in rollouts]
+    session.trainer("step", rollouts=rollouts, advantages=gains, exact=True)
+    found.append(examine(session, "weights not delivered"))
+    session.deliver(4)
     # From here on the engine's prefix cache is not emptied, and says that it was.
     session.reset_cache = False
     found.append(examine(session, "cache filled"))

@@ -361,6 +361,29 @@ def test_a_large_difference_is_called_another_formula_and_a_small_one_a_sum() ->
     assert diagnosed("self_attn.v_proj", b * 3 + 1, b)[0].kind == "formula"
 
 
+@pytest.mark.parametrize("large", [True, False])
+def test_rows_that_differ_by_the_size_of_their_forward_are_told(large: bool) -> None:
+    recordings = []
+    for name in ("rollout", "trainer"):
+        r = Recorder(name)
+        for step, tokens in enumerate((16, 300)):
+            r.step(tokens)
+            x = torch.randn(20, 4, generator=torch.Generator().manual_seed(step))
+            wrong = name == "rollout" and (tokens == 300) is large
+            r.add(KEY, rows(*((step, i) for i in range(20))), x + 1 if wrong else x)
+        recordings.append(r.finish())
+    split = compare(*recordings).cell(KEY).split
+    limit, others = ("300 tokens or more", "smaller") if large else ("16 tokens or fewer", "larger")
+    assert limit in split and f"none of the 20 rows in {others} ones" in split
+
+
+def test_rows_that_differ_anywhere_are_not_blamed_on_the_batch() -> None:
+    x = torch.randn(40, 4)
+    y = x.clone()
+    y[::3] += 1
+    assert compare(side("rollout", q_proj=y), side("trainer", q_proj=x)).cells[0].split == ""
+
+
 def test_without_values_only_the_place_is_claimed() -> None:
     comparison = compare(
         side("rollout", self_attn__q_proj=torch.zeros(2, 4)),

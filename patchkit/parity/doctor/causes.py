@@ -40,6 +40,7 @@ KINDS = {
     "stale weights": "one side holds the weight of an earlier policy version",
     "other weights": "the two sides hold other weights",
     "layout": "the same numbers stand in another order",
+    "batch shape": "the engine's bits depend on how many tokens it computes together",
     "stale cache": "attention read other keys and values than this run computed",
     "temperature": "one side's log-probabilities are of logits divided by a temperature",
     "scale": "one side's values are the other's times a constant",
@@ -66,6 +67,8 @@ REMEDIES = {
     "noticed",
     "other weights": "compare checkpoint, version and receipts of both sides",
     "layout": "look at how this weight or output is packed, split and merged on each side",
+    "batch shape": "use an operator whose result for a row depends on that row alone (the "
+    "conformance suite tests operators for it)",
     "stale cache": "reset the prefix cache with every weight update, or salt it with the version",
     "temperature": "sample at temperature 1, or replay at the temperature that was sampled at",
     "scale": "look for a scale that one side applies and the other does not",
@@ -178,6 +181,8 @@ def guess(
         cached: Tokens of each sequence that came from the engine's prefix cache.
     """
     found = list(_weights(first))
+    if first.split:
+        found.append(Cause(kind="batch shape", evidence=first.split, certain=True))
     held = fetch(first.key)
     if held is None:
         return found or [

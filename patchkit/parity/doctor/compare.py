@@ -51,6 +51,7 @@ class Cell:
         owners: Who implements it on both sides.
         unrepeatable: Rows that a side computed twice with different bits, per side.
         steps: For the differing rows: tokens of the rollout's forward, least and most.
+        split: Where the size of the rollout's forward decides which rows differ: in words.
     """
 
     key: OperatorKey
@@ -71,6 +72,7 @@ class Cell:
     owners: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     unrepeatable: tuple[int, int] = (0, 0)
     steps: tuple[int, int] | None = None
+    split: str = ""
 
     @property
     def label(self) -> str:
@@ -96,6 +98,7 @@ class Cell:
             "weights": self.weights,
             "facts": {"rollout": self.facts[0], "trainer": self.facts[1]},
             "unrepeatable_rows": list(self.unrepeatable),
+            "split": self.split,
         }
 
 
@@ -233,9 +236,32 @@ def _compare(
         cell.status = "differs"
         cell.first_row = (int(rows[first, 0]), int(rows[first, 1]))
         if step_tokens and a.steps.min() >= 0:
-            tokens = np.asarray(step_tokens)[a.steps[at_a][wrong]]
-            cell.steps = (int(tokens.min()), int(tokens.max()))
+            tokens = np.asarray(step_tokens)[a.steps[at_a]]
+            cell.steps = (int(tokens[wrong].min()), int(tokens[wrong].max()))
+            cell.split = _split(tokens, wrong)
     return cell, names_a[at_a][wrong]
+
+
+# Fewer rows than this on a side of a split are a coincidence.
+_ENOUGH = 8
+
+
+def _split(tokens: np.ndarray, wrong: np.ndarray) -> str:
+    """Whether rows differ in large forwards only, or in small ones only."""
+    differing = tokens[wrong]
+    for large in (True, False):
+        least, most = int(differing.min()), int(differing.max())
+        inside = tokens >= least if large else tokens <= most
+        outside = int((~inside).sum())
+        share = float(wrong[inside].mean())
+        if int(wrong.sum()) < _ENOUGH or outside < _ENOUGH or share < 0.5:
+            continue
+        limit = f"{least} tokens or more" if large else f"{most} tokens or fewer"
+        return (
+            f"{int(wrong.sum()):,} of {int(inside.sum()):,} rows in forwards of {limit} differ, "
+            f"and none of the {outside:,} rows in {'smaller' if large else 'larger'} ones"
+        )
+    return ""
 
 
 def _names(rows: np.ndarray) -> np.ndarray:

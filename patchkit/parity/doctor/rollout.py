@@ -242,7 +242,7 @@ class RolloutTaps:
             self._add(
                 key,
                 output,
-                owners=owner_names(m, getattr(m, "quant_method", None), *self._ancestors()),
+                owners=owner_names(m),
                 weights=_weights(m, "weight", rows=getattr(m, "org_vocab_size", None)),
             )
 

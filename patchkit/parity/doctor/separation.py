@@ -301,7 +301,7 @@ def _group(name: str, lag: int | None, d: np.ndarray, entropy: np.ndarray, clip:
         ratio_mean=float(ratio.mean()),
         ratio_std=float(ratio.std()),
         clipped=float((np.abs(ratio - 1) > clip).mean()),
-        k1=float(-d.mean()),
+        k1=float(0.0 - d.mean()),  # no negative zero
         # expm1 keeps the digits that exp(d) - 1 loses for small d.
         k3=float((np.expm1(np.clip(d, -30, 30)) - d).mean()),
         entropy=float(entropy.mean()),

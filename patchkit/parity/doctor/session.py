@@ -232,30 +232,43 @@ class DoctorSession:
         version = int(self.trainer("policy_version")[0])
         return Pair(rollout=recording, trainer=replayed, rollouts=rollouts, version=version)
 
+    def _empty_cache(self) -> None:
+        if self.reset_cache:
+            self.llm.reset_prefix_cache()
+
+    def _generate(self) -> tuple[list[tuple[int, ...]], list[Any]]:
+        from vllm import SamplingParams
+
+        prompts = self.prompts()
+        outputs = self.llm.generate(
+            [{"prompt_token_ids": list(p)} for p in prompts],
+            SamplingParams(
+                temperature=1.0,
+                max_tokens=self.workload.new_tokens,
+                logprobs=0,
+                detokenize=False,
+                ignore_eos=True,
+            ),
+            use_tqdm=False,
+        )
+        return prompts, outputs
+
+    def sample(self) -> list[Rollout]:
+        """Sample the workload and record nothing."""
+        self._empty_cache()
+        prompts, outputs = self._generate()
+        return [_rollout(i, p, o) for i, (p, o) in enumerate(zip(prompts, outputs, strict=True))]
+
     def record_rollout(
         self, *, hold: Sequence[OperatorKey] = ()
     ) -> tuple[Recording, list[Rollout]]:
         """The engine's side: sampled from one seed, with empty caches."""
-        from vllm import SamplingParams
-
-        prompts = self.prompts()
-        if self.reset_cache:
-            self.llm.reset_prefix_cache()
         rpc = self.llm.collective_rpc
         settings = (self.settings.tensor_bytes, [list(k) for k in hold], self.settings.seed)
+        self._empty_cache()
         rpc("patchkit_doctor_start", args=settings)
         try:
-            outputs = self.llm.generate(
-                [{"prompt_token_ids": list(p)} for p in prompts],
-                SamplingParams(
-                    temperature=1.0,
-                    max_tokens=self.workload.new_tokens,
-                    logprobs=0,
-                    detokenize=False,
-                    ignore_eos=True,
-                ),
-                use_tqdm=False,
-            )
+            prompts, outputs = self._generate()
         finally:
             (answer,) = rpc("patchkit_doctor_stop")
         numbers = _numbers(answer, outputs, prompts)

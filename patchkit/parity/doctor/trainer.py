@@ -271,7 +271,7 @@ class TrainerTaps:
         self._add(
             locate(path, self._layout),
             output,
-            owners=owner_names(m, *self._ancestors()),
+            owners=owner_names(m),
             weights={"weight": m.weight},
         )
 
