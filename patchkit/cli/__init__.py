@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("check", "the whole plan of an adapter, against what is installed"),
     "diff": ("diff", "how symbols fare from one version of a package to another"),
     "matrix": ("matrix", "which versions an adapter is ready for"),
+    "admit": ("admit", "put a faster operator beside its reference, and record what was seen"),
     "adapt": ("adapt", "record reviewed digests, propose where moved symbols went"),
     "manifest": ("manifest", "build the manifests that comparisons are made of"),
     "artifact": ("artifact", "verify or merge verification artifacts"),

@@ -36,6 +36,14 @@ def demo(
         ),
     ] = None,
     stock: Annotated[bool, typer.Option(help="Score the tokens with the stock pair, too.")] = True,
+    provider: Annotated[
+        list[str] | None,
+        typer.Option(help="OPERATOR=PACKAGE: run an admitted implementation; repeatable."),
+    ] = None,
+    accept_provider: Annotated[
+        list[str] | None,
+        typer.Option(help="PACKAGE=DIGEST: use it unadmitted; every output says so."),
+    ] = None,
     runs: Annotated[Path, typer.Option(help="Folder for models, logs and artifacts.")] = Path(
         "runs"
     ),
@@ -60,6 +68,8 @@ def demo(
                 seed=seed,
                 stock=stock,
                 model_changes=_settings(setting or []),
+                providers=_pairs("--provider", provider),
+                accept_providers=_pairs("--accept-provider", accept_provider),
             ),
             observe,
         )
@@ -100,6 +110,16 @@ def _settings(options: list[str]) -> dict[str, object]:
     return found
 
 
+def _pairs(option: str, entries: list[str] | None) -> dict[str, str]:
+    pairs = {}
+    for entry in entries or ():
+        key, equals, value = entry.partition("=")
+        if not (key and equals and value):
+            raise ConfigurationError(f"{option} {entry!r}: write two names with = between them")
+        pairs[key] = value
+    return pairs
+
+
 def exact(result: DemoResult) -> bool:
     """Whether every token of every phase agreed."""
     return all(
@@ -125,6 +145,7 @@ def summary(result: DemoResult, total: float) -> dict[str, object]:
             }
             for p in result.phases
         ],
+        "unadmitted": dict(result.settings.accept_providers),
         "seconds": {**result.seconds, "total": total},
         "artifact": str(result.artifact) if result.artifact else None,
     }
@@ -181,6 +202,8 @@ def _print(result: DemoResult, total: float) -> None:
             f"{p.name}: {e.chunked_prefills} chunked prefills, {e.cached_tokens} cached prompt "
             f"tokens, {e.preemptions} preemptions; gradient norm {p.step['grad_norm']:.3g}"
         )
+    for module in sorted(result.settings.accept_providers):
+        console.print(f"[bold yellow]UNADMITTED: {module}, accepted for this run[/bold yellow]")
     stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in result.seconds.items())
     console.print(f"seconds: {stages}; [bold]total {total:.1f}[/bold]")
     if result.artifact:

@@ -51,6 +51,9 @@ class DemoSettings:
         seed: Of prompts and weights.
         stock: Also score the tokens with the stock pair.
         model_changes: Settings of the tiny model that differ from the adapter's.
+        providers: Operator to implementation, beside what the profile says; each is
+            allowed then, and has to be admitted.
+        accept_providers: Implementations used unadmitted, package to digest.
     """
 
     adapter: str
@@ -64,6 +67,8 @@ class DemoSettings:
     attention: str = "sdpa"
     checkpointing: str | None = "non_reentrant"
     model_changes: dict[str, Any] = field(default_factory=dict)
+    providers: dict[str, str] = field(default_factory=dict)
+    accept_providers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +110,11 @@ def set_up(settings: DemoSettings, observe_stage: Observer = lambda stage: None)
     _make_model(adapter, model, settings)
     observe_stage(f"check profile {profile.name!r} against this machine")
     contract = preflight(
-        profile, observe(profile, model), opt_in=True, run_dir=folder / "attestations"
+        profile,
+        observe(profile, model),
+        opt_in=True,
+        run_dir=folder / "attestations",
+        accept_providers=settings.accept_providers,
     )
     contract.environment.apply()
     Environment(engines.environment(settings.tensor_parallel_size)).apply()
@@ -119,11 +128,21 @@ def demo_profile(settings: DemoSettings, adapter: Adapter) -> Profile:
     """The adapter's profile at the demo's topology."""
     name = adapter.profile(settings.profile)
     assert adapter.profiles is not None  # checked by set_up
-    return load_profile(adapter.profiles / f"{name}.toml").changed(
+    profile = load_profile(adapter.profiles / f"{name}.toml")
+    chosen = profile.content.providers
+    return profile.changed(
         **{
             "topology.rollout.tensor": settings.tensor_parallel_size,
             "topology.trainer.data": settings.ranks,
-        }
+        },
+        **(
+            {
+                "providers.use": {**chosen.use, **settings.providers},
+                "providers.allow": [*chosen.allow, *sorted(set(settings.providers.values()))],
+            }
+            if settings.providers
+            else {}
+        ),
     )
 
 

@@ -4,10 +4,14 @@ These are the *reference* providers: plain PyTorch on any device, exact by
 construction (see :mod:`patchkit.providers.exact_sum`), differentiable, and the
 yardstick for faster ones. Importing this package imports torch; only adapters
 import it.
+
+A profile may name an admitted implementation for an operator (``[providers.use]``);
+then this package's name for it *is* that implementation, in every process of the run.
 """
 
 from __future__ import annotations
 
+from patchkit.providers._selection import select
 from patchkit.providers.activation import sigmoid, silu_mul
 from patchkit.providers.attention import attention
 from patchkit.providers.exact_sum import ReductionTooLongError, exact_sum, pairwise_tree
@@ -36,3 +40,6 @@ __all__ = [
     "sigmoid",
     "silu_mul",
 ]
+
+# What the contract of this run chose; nothing outside of one.
+globals().update(select(__all__))

@@ -80,7 +80,7 @@ class Artifact:
 
     def __init__(self, contract: Mapping[str, Any], *, unreviewed: Iterable[str] = ()) -> None:
         self._contract = json.loads(canonical_json(dict(contract)))
-        self._unreviewed = set(unreviewed)
+        self._unreviewed = {*unreviewed, *_unadmitted(self._contract)}
         self._rounds: dict[str, list[dict[str, Any]]] = {p: [] for p in PHASES}
         self._arrays: dict[str, array[Any]] = {}
         self._refits: list[dict[str, Any]] = []
@@ -200,6 +200,11 @@ class Artifact:
             self._sidecar.unlink(missing_ok=True)
         self._sidecar = sidecar
         return path
+
+
+def _unadmitted(contract: Mapping[str, Any]) -> set[str]:
+    """Implementations that the contract accepted without an admission."""
+    return {f"provider {module}" for module in contract.get("unadmitted", {})}
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
@@ -436,6 +441,13 @@ def _check_rest(document: Mapping[str, Any]) -> Iterator[Violation]:
     contract = document["contract"]
     if digest_of(contract["content"]) != contract["digest"]:
         yield _broken("contract", "not the digest of its content", contract["digest"], "another")
+    if hidden := _unadmitted(contract["content"]) - set(document["unreviewed"]):
+        yield _broken(
+            "unreviewed",
+            "implementations that nobody admitted, which the artifact does not mention",
+            ", ".join(sorted(hidden)),
+            ", ".join(document["unreviewed"]) or "nothing",
+        )
     totals = {p: document["phases"][p]["totals"] for p in PHASES}
     if document["verdict"] != (expected := _verdict(totals, [document])):
         yield _broken("verdict", "not what the figures say", expected, document["verdict"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,12 @@ from patchkit.runtime.canonical import canonical_json, digest_of
 from patchkit.runtime.environment import Environment, loaded_too_early
 from patchkit.runtime.files import write_atomically
 from patchkit.runtime.profile import ANY_MODEL, Profile
+from patchkit.runtime.providers import (
+    Standing,
+    find_implementation,
+    standing_of,
+    used_implementations,
+)
 
 __all__ = ["Contract", "ContractError", "Machine", "observe", "preflight"]
 
@@ -41,6 +47,9 @@ class Machine:
         ray_connected: Whether this process is connected to a Ray cluster.
         devices: Accelerators, or None on a machine without (where CPU ranks share).
         known_fields: vLLM versions whose request fields are known.
+        used_providers: Implementations that the profile's patches import.
+        standings: How each implementation that is used or allowed stands here; None for
+            what is no implementation.
     """
 
     packages: Mapping[str, str | None]
@@ -51,6 +60,8 @@ class Machine:
     ray_connected: bool = False
     devices: int | None = None
     known_fields: tuple[str, ...] = ()
+    used_providers: tuple[str, ...] = ()
+    standings: Mapping[str, Standing | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +116,7 @@ def observe(profile: Profile, model: str | Path) -> Machine:
 
     config = Path(model) / "config.json"
     ray = sys.modules.get("ray")
+    used = _used_providers(profile)
     return Machine(
         packages={p: version(p) for p in {*profile.content.packages, "vllm"}},
         adapters=tuple(adapter_names()),
@@ -114,7 +126,26 @@ def observe(profile: Profile, model: str | Path) -> Machine:
         ray_connected=bool(ray is not None and ray.is_initialized()),
         devices=_devices(),
         known_fields=tuple(FIELDS),
+        used_providers=used,
+        standings=_standings((*used, *profile.content.providers.allow)),
     )
+
+
+def _used_providers(profile: Profile) -> tuple[str, ...]:
+    from patchkit.engine import adapter_names, find_adapter
+
+    name = profile.content.profile.adapter
+    if name not in adapter_names():
+        return ()  # said elsewhere
+    return used_implementations(find_adapter(name), profile.name)
+
+
+def _standings(modules: Iterable[str]) -> dict[str, Standing | None]:
+    found: dict[str, Standing | None] = {}
+    for module in modules:
+        implementation = find_implementation(module)
+        found[module] = standing_of(implementation) if implementation else None
+    return found
 
 
 def _devices() -> int | None:
@@ -130,6 +161,7 @@ def preflight(
     opt_in: bool = False,
     run_dir: str | Path,
     accept: Mapping[str, str] | None = None,
+    accept_providers: Mapping[str, str] | None = None,
     covers: Any = None,
 ) -> Contract:
     """Validate, or refuse with everything that is wrong.
@@ -141,6 +173,8 @@ def preflight(
             features, so nobody gets it by accident.
         run_dir: A new folder for the attestations of this start.
         accept: Drifted symbols accepted for this run, symbol to digest.
+        accept_providers: Implementations used although nobody admitted them here, package
+            to digest of its sources; every output says so.
         covers: The adapter's ``covers`` function, resolved; looked up if None.
 
     Raises:
@@ -153,6 +187,7 @@ def preflight(
         *_model(profile, machine),
         *_topology(profile, machine),
         *_claim(profile),
+        *_providers(profile, machine, accept_providers or {}),
         *_lateness(profile, machine),
         *_folder(run_dir),
     ]
@@ -164,6 +199,8 @@ def preflight(
         "model_config": digest_of(machine.model_config),
         "unreviewed": dict(sorted((accept or {}).items())),
     }
+    if accept_providers:
+        content["unadmitted"] = dict(sorted(accept_providers.items()))
     variables = {
         **profile.engine_environment(),
         "PATCHKIT_ENABLE": "1",
@@ -173,6 +210,8 @@ def preflight(
         "PATCHKIT_CONTRACT_DIGEST": digest_of(content),
         "PATCHKIT_RUN_DIR": str(Path(run_dir).absolute()),
     }
+    if use := profile.content.providers.use:
+        variables["PATCHKIT_PROVIDERS"] = json.dumps(dict(sorted(use.items())))
     if accept:
         variables["PATCHKIT_ACCEPT"] = json.dumps(dict(sorted(accept.items())))
     return Contract(
@@ -409,6 +448,72 @@ def _claim(profile: Profile) -> Iterator[Violation]:
             "salt",
             "reset",
             'use caches = "salt", or the claim "on_policy"',
+        )
+
+
+def _providers(
+    profile: Profile, machine: Machine, accepted: Mapping[str, str]
+) -> Iterator[Violation]:
+    chosen = profile.content.providers
+    needed = {*machine.used_providers, *chosen.use.values()}
+    for module in sorted(needed - set(chosen.allow)):
+        yield _wrong(
+            profile,
+            "providers.allow",
+            f"{module} is used and not allowed",
+            "the reference, or an implementation that the profile names",
+            ", ".join(chosen.allow) or "none is named",
+            f'add "{module}" to [providers] allow, once it is admitted (`patchkit admit '
+            f"{module} --write`), or use a profile without it",
+        )
+    for operator, module in sorted(chosen.use.items()):
+        standing = machine.standings.get(module)
+        if standing is not None and operator not in standing.operators:
+            yield _wrong(
+                profile,
+                f"providers.use.{operator}",
+                f"{module} has no such operator",
+                ", ".join(standing.operators),
+                operator,
+                "correct the operator's name, or take it out",
+            )
+    for module in sorted({*chosen.allow, *accepted}):
+        yield from _standing(profile, module, machine.standings.get(module), accepted)
+
+
+def _standing(
+    profile: Profile, module: str, standing: Standing | None, accepted: Mapping[str, str]
+) -> Iterator[Violation]:
+    key = "providers.allow"
+    if standing is None:
+        yield _wrong(
+            profile,
+            key,
+            f"{module} is no implementation of operators",
+            "a package that says IMPLEMENTS, DEVICE and CASES",
+            "another module, or none",
+            "correct the name, or take it out",
+        )
+        return
+    digest = accepted.get(module)
+    if digest is not None and (standing.admitted or digest != standing.digest):
+        yield _wrong(
+            profile,
+            key,
+            f"{module} is accepted unadmitted, which does not fit",
+            f"digest {standing.digest}, of an implementation that is not admitted",
+            f"digest {digest}" + (", and it is admitted" if standing.admitted else ""),
+            "leave it out, or name the digest found: a stale exception would hide the next change",
+        )
+    elif digest is None and not standing.admitted:
+        yield _wrong(
+            profile,
+            key,
+            f"{module} is not admitted here",
+            standing.expected,
+            standing.found,
+            f"`patchkit admit {module} --write` on this machine; for one run, unadmitted: "
+            f"accept {module}={standing.digest}, and every output says so",
         )
 
 

@@ -179,6 +179,20 @@ class Weights(_Section):
     caches: Literal["reset", "salt"]
 
 
+class Providers(_Section):
+    """Implementations of operators beside the reference.
+
+    Attributes:
+        allow: Packages of implementations that the profile may use; each has to be
+            admitted on the machine (``patchkit admit``). The reference always may.
+        use: Operator of :mod:`patchkit.providers` to the allowed package whose function
+            stands for it in every process of a run.
+    """
+
+    allow: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    use: dict[str, str] = {}
+
+
 class ProfileContent(_Section):
     """Everything in a profile's file."""
 
@@ -190,6 +204,7 @@ class ProfileContent(_Section):
     sampling: Sampling
     engine: EngineOption
     weights: Weights
+    providers: Providers = Providers()
     environment: dict[str, str] = {}
 
     @field_validator("packages")
