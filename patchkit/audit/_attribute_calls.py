@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from patchkit.audit._known import (
     dotted_ref,
@@ -135,7 +135,10 @@ class AttributeCalls:
             elif any(names_module(v) or isinstance(v, Somewhere) for v, _ in options(args[0])):
                 found.append((Somewhere(), guards))
             else:
-                found.append((UNKNOWN, guards))
+                found += [
+                    (Somewhere(owner.dotted) if _may_hold_classes(owner) else UNKNOWN, guards)
+                    for owner in (v for v, _ in options(args[0]))
+                ]
         return either(found)
 
     def hasattr(self, args: Args, kwargs: Kwargs, frame: Frame, node: ast.AST) -> Value:
@@ -184,3 +187,7 @@ class AttributeCalls:
         if args and isinstance(args[0], Ref) and args[0].attrs:
             return Ref(args[0].module, args[0].attrs[:-1])
         return UNKNOWN
+
+
+def _may_hold_classes(value: Value) -> TypeGuard[Ref]:
+    return isinstance(value, Ref) and value.root not in ("sys", "os", "builtins")

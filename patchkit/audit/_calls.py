@@ -117,7 +117,8 @@ class Calls:
                     self.door(keyword.arg, value, frame, node)
         arguments = tuple(args)
         if base is not None and name in _GROWING and isinstance(node.func, ast.Attribute):
-            self._grow(node.func, base, arguments, frame)
+            grown = Map(tuple((Const(k), v) for k, v in kwargs.items()))
+            self._grow(node.func, base, arguments or (grown,), frame)
         if base is not None:
             found = []
             for option, guards in options(base):
@@ -137,7 +138,7 @@ class Calls:
 
     def _grow(self, func: ast.Attribute, base: Value, args: Args, frame: Frame) -> None:
         """``table.append(row)`` and its like on a table that the project makes here."""
-        if not isinstance(func.value, ast.Name) or not args:
+        if not isinstance(func.value, ast.Name):
             return
         found = [(_grown(v, func.attr, args[0]), v, guards) for v, guards in options(base)]
         if any(new is not None for new, _, _ in found):

@@ -235,7 +235,7 @@ class Evaluator:
                 return owner.func
             return owner.self if name == "__self__" else UNKNOWN
         if name != "__dict__" and (isinstance(owner, Somewhere) or names_module(owner)):
-            return Somewhere(name)
+            return owner if isinstance(owner, Somewhere) else Somewhere()
         if name == "__class__":
             return ClassOf(owner, "")
         if name == "__dict__":
@@ -282,12 +282,14 @@ class Evaluator:
     ) -> list[tuple[Value, tuple[Guard, ...]]]:
         """Each entry of a table that is asked with a key known at run time only."""
         asked = ast.unparse(node.slice)
+        # Two tables that are asked with one name give what belongs together.
+        where = id(frame.scope) if isinstance(node.slice, ast.Name) else id(node)
         found: list[tuple[Value, tuple[Guard, ...]]] = []
-        for branch, (key, value) in enumerate(table.items):
+        for key, value in table.items:
             if isinstance(key, Const):
                 guard = Guard(
-                    UNKNOWN, id(node), branch, f"{asked} == {key.value!r}", node.lineno,
-                    frame.module.file, kind="choice",
+                    UNKNOWN, hash((where, asked)), hash(key.value), f"{asked} == {key.value!r}",
+                    node.lineno, frame.module.file, kind="choice",
                 )  # fmt: skip
                 found.append((value, (guard,)))
         return found

@@ -439,6 +439,13 @@ class _Look:
         return False
 
     def _note_loop(self, target: ast.expr, iterated: ast.expr) -> None:
+        while (
+            isinstance(iterated, ast.Call)
+            and isinstance(iterated.func, ast.Name)
+            and iterated.func.id in ("list", "tuple", "set", "sorted")
+            and iterated.args
+        ):
+            iterated = iterated.args[0]  # the items are those of what is copied
         if isinstance(target, (ast.Tuple, ast.List)):
             for element in target.elts:
                 self._note_loop(element, iterated)
@@ -477,6 +484,8 @@ class _Look:
             if isinstance(func, ast.Attribute) and func.attr not in _GIVING_NAMES:
                 if func.attr in ("items", "values", "keys", "get", "pop", "copy"):
                     root = _root(func.value)
+                    if root is None and isinstance(func.value, ast.Call):
+                        return self._origins(func.value)
                     return {""} if root is None else {root}
                 return self._returned(func.attr, value)
             return {""}
@@ -499,8 +508,13 @@ class _Look:
     def _returned(self, name: str, call: ast.Call) -> set[str]:
         """On what the result of a call of the project's own depends."""
         found = {RETURNED + name}
-        for given in (*call.args, *(k.value for k in call.keywords)):
-            if isinstance(given, (ast.Name, ast.Attribute)):
+        todo = [*call.args, *(k.value for k in call.keywords)]
+        for given in todo:
+            if isinstance(given, (ast.List, ast.Tuple, ast.Set)):
+                todo += given.elts
+            elif isinstance(given, ast.Dict):
+                todo += given.values
+            elif isinstance(given, (ast.Name, ast.Attribute)):
                 root = _root(given)
                 if root is not None and root not in self._parameters | self._receivers:
                     found.add(f"{PASSED}{name}:{root}")
@@ -534,7 +548,9 @@ class _Look:
                     root = _root(func.value)
                     if root in self._parameters or root in self._receivers:
                         return True
-                    return isinstance(func.value, ast.Call)
+                    return (
+                        isinstance(func.value, ast.Call) and self._weight(func.value) == _HARMLESS
+                    )
                 return True
             if isinstance(func, ast.Name) and func.id in ("range", "open"):
                 return True

@@ -177,9 +177,13 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Somewhere:
-    """Something in a module whose name is known at run time only."""
+    """Something in a module whose name is known at run time only.
 
-    text: str = field(default="", compare=False)
+    Attributes:
+        within: The module or class, where that is known, and only the name in it is not.
+    """
+
+    within: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from patchkit.audit._known import is_plain, is_setting
+from patchkit.audit._known import is_code, is_plain, is_setting
 from patchkit.audit._prescan import DOORS
 from patchkit.audit._sightings import BlindSpot, Place, Sighting
 from patchkit.audit._values import (
@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 
 # Methods that Python looks up on the class: what gets one is a class.
 _ONLY_ON_CLASSES = frozenset({
-    "__init__", "__new__", "__call__", "__post_init__", "__getattr__", "__setattr__", "__len__",
-    "__getitem__", "__setitem__", "__iter__", "__enter__", "__exit__", "__init_subclass__",
+    "__init__", "__new__", "__call__", "__post_init__", "__init_subclass__", "__del__",
+    "__getattr__", "__getattribute__", "__setattr__", "__delattr__", "__get__", "__set__",
+    "__len__", "__bool__", "__getitem__", "__setitem__", "__contains__", "__iter__", "__next__",
+    "__enter__", "__exit__", "__eq__", "__hash__", "__repr__", "__reduce__",
 })  # fmt: skip
 
 
@@ -92,9 +94,11 @@ class Writes:
                 )  # fmt: skip
             elif name == "__class__":
                 self._swap(option, value, guards, frame, node, form)
+            elif isinstance(option, Somewhere) and option.within and not is_code(value):
+                continue  # most likely an object's own attribute
             elif isinstance(option, (Somewhere, Item)) and not is_plain(value):
                 self._write_somewhere(option, name, frame, node)
-            elif name in _ONLY_ON_CLASSES and isinstance(option, (Unknown, Param)):
+            elif name in _ONLY_ON_CLASSES and isinstance(option, (Unknown, Param, Result)):
                 if any(isinstance(v, (Func, Bound)) for v, _ in options(value)):
                     self.blind(
                         "class of an object", frame, node,
@@ -118,11 +122,16 @@ class Writes:
                 "class of an object", frame, node,
                 f"what gets {name!r} is an entry of {owner.owner.dotted}, known at run time only",
             )  # fmt: skip
-            return
-        self.blind(
-            "dynamic module", frame, node,
-            f"what gets {name!r} is in a module that is known at run time only",
-        )  # fmt: skip
+        elif owner.within:
+            self.blind(
+                "dynamic name", frame, node,
+                f"what gets {name!r} is in {owner.within}, under a name known at run time only",
+            )  # fmt: skip
+        else:
+            self.blind(
+                "dynamic module", frame, node,
+                f"what gets {name!r} is in a module that is known at run time only",
+            )  # fmt: skip
 
     def _write_to_class(
         self,

@@ -100,9 +100,7 @@ def test_two_processes_find_the_same(tmp_path: Path, lib: Path) -> None:
     for i in range(1, 400, 2):
         files[f"proj/m{i}.py"] = f"import lib\nclass A: pass\na = A()\na.x = {i}\n"
     project = write_tree(tmp_path, files)
-    one, two = (
-        audit(project, against=[str(lib / "lib")], workers=workers) for workers in (1, 2)
-    )
+    one, two = (audit(project, against=[str(lib / "lib")], workers=workers) for workers in (1, 2))
     assert targets(one) == targets(two) == sorted(f"lib.core:n{i}" for i in range(0, 400, 40))
 
 
@@ -164,7 +162,8 @@ UNSEEN = {
         "dynamic module",
     ),
     "module of an object": (
-        "import sys\ndef go(o):\n    sys.modules[o.__module__].helper = print", "dynamic module"
+        "import sys\ndef go(o):\n    sys.modules[o.__module__].helper = print",
+        "dynamic module",
     ),
     "class of an object": ("def go(o):\n    o.__class__.run = print", "class of an object"),
     "type of an object": ("def go(o):\n    type(o).run = print", "class of an object"),

@@ -176,7 +176,7 @@ def test_unreadable_file_is_said(project: Path, lib: Path) -> None:
     [
         (["--from", "vllm@0.26.0"], "--from and --to belong together"),
         (["--against", "nothing.whl"], "no such file"),
-        (["--against", "vllm@999"], "Name a wheel or a folder"),
+        (["--against", "vllm@999"], "pip download vllm==999 --no-deps"),
         (["--baseline", "nowhere.json"], "no such baseline"),
     ],
 )

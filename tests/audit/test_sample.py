@@ -71,8 +71,7 @@ def test_sample_against_facts(capsys: pytest.CaptureFixture[str]) -> None:
     assert by_target["vllm.model_executor.layers.linear:ReplicatedLinear"].workers == ()
     # A name that is rebound in one module is kept by those that imported it before.
     aliases = {
-        v.version: v.alias_sites
-        for v in by_target["vllm.plugins:load_general_plugins"].verdicts
+        v.version: v.alias_sites for v in by_target["vllm.plugins:load_general_plugins"].verdicts
     }
     assert "vllm.engine.arg_utils:load_general_plugins" in aliases[OLD]
     # A method is not rebound: whoever has the class sees it.

@@ -203,9 +203,7 @@ def run(tmp_path: Path, before: str, after: str, patches: str) -> tuple[Finding,
     project = write_tree(
         tmp_path / "project", {"p.py": "import lib\nimport lib.core as c\n" + patches + "\n"}
     )
-    report = audit(
-        project, old=str(tmp_path / "1.0"), new=str(tmp_path / "2.0"), workers=1
-    )
+    report = audit(project, old=str(tmp_path / "1.0"), new=str(tmp_path / "2.0"), workers=1)
     assert len(report.findings) == 1, [f.target for f in report.findings]
     finding = report.findings[0]
     return finding, next(v for v in finding.verdicts if v.version == "lib 2.0")
