@@ -9,9 +9,10 @@ import sys
 import pytest
 import torch
 
-from patchkit import providers
+from patchkit.bindings import evidence
+from patchkit.engine import find_adapter, resolve_reference
 
-pytestmark = [pytest.mark.e2e, pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.stack, pytest.mark.timeout(900)]
 
 RUN = """
 import json, os, sys
@@ -19,46 +20,36 @@ answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 from dataclasses import asdict
 from patchkit.parity.ablation import ablate
-json.dump([asdict(case) for case in ablate("qwen3_moe", "cpu_tree")], answers)
+json.dump([asdict(case) for case in ablate(sys.argv[1], "cpu_tree")], answers)
 """
 
-
-def row_parallel_is_rounded_per_rank() -> bool:
-    """One tensor-parallel rank needs no tree; two that round their halves to bf16 do."""
-    x, w = torch.randn(64, 128).bfloat16(), torch.randn(128, 128).bfloat16()
-    tree = providers.linear(x, w, chunks=4).bfloat16()
-    halves = [providers.linear(x[:, s], w[:, s]).bfloat16() for s in (slice(64), slice(64, 128))]
-    return not torch.equal(tree, halves[0] + halves[1])
+# At least so many patches of the rollout and of the trainer side are left out in turn.
+ADAPTERS = {"qwen3_moe": (14, 5), "qwen3": (10, 4), "glm4_moe": (13, 6)}
 
 
-def stock_norm_differs() -> bool:
-    x, weight = (3 * torch.randn(20_000, 128)).bfloat16(), torch.randn(128).bfloat16()
-    stock = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
-    return not torch.equal(weight * stock.bfloat16(), providers.rms_norm(x, weight, 1e-6))
-
-
-def stock_router_differs() -> bool:
-    logits = torch.randn(512, 8)
-    weights, _ = providers.route(logits, 2, renormalize=True)
-    top = torch.softmax(logits, -1).topk(2, -1).values
-    return not torch.equal(top / top.sum(-1, keepdim=True), weights)
-
-
-# Where a small sample may come out equal by luck, the operator itself has to differ.
-OPERATORS = {
-    "RowParallelLinear.forward": row_parallel_is_rounded_per_rank,
-    "Qwen3MoeRMSNorm.forward": stock_norm_differs,
-    "CPURouter._compute_routing": stock_router_differs,
-}
+@pytest.fixture(
+    scope="module",
+    params=[
+        "qwen3_moe",
+        pytest.param("qwen3", marks=pytest.mark.nightly),
+        pytest.param("glm4_moe", marks=pytest.mark.nightly),
+    ],
+)
+def adapter(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def cases() -> dict[tuple[str, str], dict]:
+def cases(adapter: str) -> dict[tuple[str, str], dict]:
     run = subprocess.run(
-        [sys.executable, "-c", RUN], capture_output=True, text=True, timeout=550, check=False
+        [sys.executable, "-c", RUN, adapter],
+        capture_output=True,
+        text=True,
+        timeout=850,
+        check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    return {(c["side"], c["symbol"].rpartition(":")[2]): c for c in json.loads(run.stdout)}
+    return {(c["side"], c["symbol"]): c for c in json.loads(run.stdout)}
 
 
 def test_the_complete_adapter_is_exact(cases: dict[tuple[str, str], dict]) -> None:
@@ -67,19 +58,39 @@ def test_the_complete_adapter_is_exact(cases: dict[tuple[str, str], dict]) -> No
     assert complete["tokens"] > 400
 
 
-def test_leaving_any_one_patch_out_is_noticed(cases: dict[tuple[str, str], dict]) -> None:
+def test_leaving_any_one_patch_out_is_noticed(
+    adapter: str, cases: dict[tuple[str, str], dict]
+) -> None:
+    patches = {
+        (side, patch.identity): patch
+        for side in ("rollout", "trainer")
+        for patch in find_adapter(adapter).patches(side)
+    }
     silent = [
-        name
-        for (side, name), case in cases.items()
-        if side and not case["mismatches"] and not case["error"]
+        key
+        for key, case in cases.items()
+        if key[0] and not case["mismatches"] and not case["error"]
     ]
-    unproven = [name for name in silent if name not in OPERATORS or not OPERATORS[name]()]
+    # Where a small sample may come out equal by luck, the operator itself has to differ.
+    unproven = [
+        key
+        for key in silent
+        if not patches[key].evidence or not resolve_reference(patches[key].evidence)()
+    ]
     assert not unproven
-    assert len([key for key in cases if key[0] == "rollout"]) >= 14
-    assert len([key for key in cases if key[0] == "trainer"]) >= 5
+    rollout, trainer = ADAPTERS[adapter]
+    assert len([key for key in cases if key[0] == "rollout"]) >= rollout
+    assert len([key for key in cases if key[0] == "trainer"]) >= trainer
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize(
+    "name", [name for name in vars(evidence) if name.endswith(("_differs", "_per_rank"))]
+)
 def test_the_operators_that_luck_could_hide_differ_from_stock(name: str) -> None:
     torch.manual_seed(0)
-    assert OPERATORS[name]()
+    assert getattr(evidence, name)()
+
+
+def test_there_is_evidence_to_look_at() -> None:
+    names = [name for name in vars(evidence) if name.endswith(("_differs", "_per_rank"))]
+    assert len(names) >= 5
