@@ -48,7 +48,7 @@ adapter = Adapter(
     default_profile="cpu_tree",
     weight_map=vllm_cpu.WEIGHT_MAP,
     covers="patchkit_adapters.qwen3_moe.coverage:check_model",
-    logprobs="patchkit.providers:selected_token_logprobs",
+    logprobs="patchkit_adapters.qwen3_moe.logprobs:selected_token_logprobs",
     tiny_model="patchkit_adapters.qwen3_moe.tiny:make_tiny_model",
     operators="patchkit_adapters.qwen3_moe.operators:operators",
 )

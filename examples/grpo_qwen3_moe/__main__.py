@@ -98,8 +98,32 @@ def main(
     raise typer.Exit(0 if outcome.good else 1)
 
 
+def require_device(settings: LoopSettings, devices: int) -> None:
+    """Refuse a device that is not there, or a profile that was not made for it.
+
+    Raises:
+        ConfigurationError: Before anything is made or started.
+    """
+    if settings.device != "cuda":
+        return
+    wanted = settings.gpus_per_actor * (settings.ranks + settings.tensor_parallel_size)
+    if devices < wanted:
+        raise ConfigurationError(
+            f"--device cuda: {settings.ranks} rank(s) and {settings.tensor_parallel_size} vLLM "
+            f"worker(s) at {settings.gpus_per_actor:g} GPU each need {wanted:g}, this machine has "
+            f"{devices}. Use fewer, share them with --gpus-per-actor, or run with --device cpu"
+        )
+    if not settings.profile:
+        raise ConfigurationError(
+            "--device cuda: name a profile for it with --profile (vllm_bi and its kin, for "
+            "qwen3_moe); the adapter's default profile is made for a CPU, and its operators are "
+            "never reached on a GPU"
+        )
+
+
 def prepare(settings: LoopSettings) -> DemoSetup:
     """Model, contract, and this process's environment: before torch, before Ray."""
+    require_device(settings, len(list(Path("/dev").glob("nvidia[0-9]*"))))
     return set_up(
         DemoSettings(
             adapter=settings.adapter,
