@@ -36,9 +36,15 @@ class Killer:
             threading.Timer(self.after_s, os.kill, (self.pid, signal.SIGKILL)).start()
 
 
-def main(folder: Path) -> dict[str, Any]:
+def main(folder: Path, workers: int = 1) -> dict[str, Any]:
     settings = LoopSettings(
-        folder=folder / "run", prompts=8, group=8, new_tokens=48, bounds=BOUNDS, cost_pairs=0
+        folder=folder / "run",
+        prompts=8,
+        group=8,
+        new_tokens=48,
+        bounds=BOUNDS,
+        cost_pairs=0,
+        tensor_parallel_size=workers,
     )
     settings.folder.mkdir()
     log = open_log(settings.folder)
@@ -49,6 +55,7 @@ def main(folder: Path) -> dict[str, Any]:
     from grpo_qwen3_moe.loop import OnPolicyLoop
 
     from patchkit.parity.trainer_group import TrainerGroupError
+    from patchkit.runtime.liveness import EngineLostError
 
     connect(settings, setup.contract.environment)
     killer = Killer()
@@ -68,13 +75,16 @@ def main(folder: Path) -> dict[str, Any]:
         loop.refit(1)
 
         before = {"versions_before": versions(), "receipt_before": loop.tell("receipt")[0].digest}
-        killer.arm("sample", pids("worker")[0], 0.5)
+        # With one worker it is the actor's own process, with more a process of the engine.
+        victim = pids("worker")[workers - 1]
+        killer.arm("sample", victim, 0.5)
         began = time.monotonic()
         try:
             loop.round(1)
-        except ActorLostError as error:
+        except (ActorLostError, EngineLostError) as error:
             told["engine"] = {
                 "error": str(error),
+                "victim": victim,
                 "noticed_s": time.monotonic() - began,
                 **before,
                 "versions_after": versions(),
@@ -83,25 +93,27 @@ def main(folder: Path) -> dict[str, Any]:
         loop.restart_rollout(1)
         again = loop.round(1)
         told["engine"]["restarted_round"] = {
-            "version": again.version, "mismatches": again.mismatches
+            "version": again.version,
+            "mismatches": again.mismatches,
         }
 
-        loop.refit(2)
-        killer.arm("step", pids("trainer")[1], 0.3)
-        began = time.monotonic()
-        before_rank = versions()[0]
-        try:
-            loop.round(2)
-        except TrainerGroupError as error:
-            assert loop.trainer is not None
-            told["rank"] = {
-                "error": str(error),
-                "lost": sorted(error.lost),
-                "noticed_s": time.monotonic() - began,
-                "bound_s": BOUNDS.gate_s + BOUNDS.collective_s + BOUNDS.grace_s,
-                "version_before": before_rank,
-                "version_after": loop.trainer.one(0, "policy_version"),
-            }
+        if workers == 1:
+            loop.refit(2)
+            killer.arm("step", pids("trainer")[1], 0.3)
+            began = time.monotonic()
+            before_rank = versions()[0]
+            try:
+                loop.round(2)
+            except TrainerGroupError as error:
+                assert loop.trainer is not None
+                told["rank"] = {
+                    "error": str(error),
+                    "lost": sorted(error.lost),
+                    "noticed_s": time.monotonic() - began,
+                    "bound_s": BOUNDS.gate_s + BOUNDS.collective_s + BOUNDS.grace_s,
+                    "version_before": before_rank,
+                    "version_after": loop.trainer.one(0, "policy_version"),
+                }
     ray.shutdown()
     return told
 
@@ -109,4 +121,4 @@ def main(folder: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    json.dump(main(Path(sys.argv[1])), answers)
+    json.dump(main(Path(sys.argv[1]), *map(int, sys.argv[2:])), answers)

@@ -108,6 +108,20 @@ def test_lost_processes_are_named_and_no_step_is_taken(tmp_path: Path) -> None:
     assert rank["version_before"] == rank["version_after"] == 2
 
 
+@pytest.mark.nightly
+def test_a_lost_tensor_parallel_worker_is_named_and_the_next_engine_proven(tmp_path: Path) -> None:
+    """The actor lives on; one process of its engine does not."""
+    script = Path(__file__).with_name("example_chaos.py")
+    made = run(str(script), str(tmp_path), "2")
+    assert made.returncode == 0, made.stderr[-4000:]
+    engine = json.loads(made.stdout)["engine"]
+    assert f"worker 1 (pid {engine['victim']}) ended" in engine["error"]
+    assert engine["noticed_s"] < 30
+    assert engine["versions_before"] == engine["versions_after"] == [1, 1]
+    assert engine["receipt_before"] == engine["receipt_after"]
+    assert engine["restarted_round"] == {"version": 1, "mismatches": 0}
+
+
 def test_a_cluster_of_another_environment_is_refused(tmp_path: Path) -> None:
     script = Path(__file__).with_name("example_cluster.py")
     # A cluster and whoever joins it share a token; this one lives as long as the test.
