@@ -48,7 +48,8 @@ class Stage:
     Attributes:
         title: What has passed when it passes, as a sentence.
         run: Looks.
-        needs: Fields of :class:`Adapter` that an adapter with a claim has to declare.
+        needs: Fields of :class:`Adapter` that have to be declared.
+        claim_needs: The same, where only an adapter with a claim has to.
         models_only: Whether it means nothing to an adapter that claims no equal
             log-probabilities.
     """
@@ -56,6 +57,7 @@ class Stage:
     title: str
     run: Callable[[SuiteSettings], Outcome]
     needs: tuple[str, ...] = ()
+    claim_needs: tuple[str, ...] = ()
     models_only: bool = False
 
 
@@ -63,8 +65,19 @@ _CLAIM = ("tiny_model", "logprobs", "weight_map", "profiles")
 
 
 def claims_logprobs(adapter: Adapter) -> bool:
-    """Whether the adapter is for a model: then nothing of the suite can be left out."""
-    return any(getattr(adapter, field) for field in _CLAIM)
+    """Whether the adapter is for a model: then nothing of the suite can be left out.
+
+    It is when it declares anything that only such a claim needs, or has a profile that
+    makes it.
+    """
+    if any(getattr(adapter, field) for field in ("tiny_model", "logprobs", "weight_map")):
+        return True
+    if adapter.profiles is None:
+        return False
+    from patchkit.runtime.profile import load_profile
+
+    files = sorted(adapter.profiles.glob("*.toml"))
+    return any(load_profile(file).content.profile.claim == "on_policy" for file in files)
 
 
 def _manifests(settings: SuiteSettings) -> Outcome:
@@ -106,6 +119,7 @@ STAGES: dict[str, Stage] = {
         title="every required patch runs, and for a model every log-probability agrees, "
         "before and after an update",
         run=_reached,
+        claim_needs=("modules",),
     ),
     "ablation": Stage(
         title="each patch left out changes bits, or its operator is shown to differ",
@@ -134,7 +148,9 @@ def run_stage(name: str, settings: SuiteSettings) -> StageResult:
     claims = claims_logprobs(adapter)
     if stage.models_only and not claims:
         return result("not applicable", why="the adapter claims no equal log-probabilities")
-    needed = (*stage.needs, *(_CLAIM if claims else ())) if name != "manifests" else ()
+    needed = stage.needs + ((*stage.claim_needs, *_CLAIM) if claims else ())
+    if name == "manifests":
+        needed = ()  # reads sources, whatever is declared
     if absent := [field for field in needed if not getattr(adapter, field)]:
         return result("failed", violations=tuple(_undeclared(adapter, absent)))
     try:
@@ -172,6 +188,7 @@ def _undeclared(adapter: Adapter, absent: Iterable[str]) -> Iterator[Violation]:
         "tiny_model": "a reference to a function that writes a small checkpoint",
         "logprobs": "a reference to the trainer's selected-token log-probabilities",
         "weight_map": "a reference to the map of loaded weights, for receipts",
+        "modules": "what becomes of every class of submodule, on both sides",
         "profiles": "the folder with the adapter's profiles",
     }
     for field in absent:
