@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,8 @@ class _Run:
             adapter="qwen3_moe", side="trainer", profile=claim.kind
         )
         match_rollout(tensor_parallel=self.world, expert_parallel=claim.expert_parallel)
+        # An engine in this process freezes the collector; what is patched must be here first.
+        import_module("transformers.models.qwen3_moe.modeling_qwen3_moe")
         if self.rank == 0:
             self._engine()
             self.say("engine is up")
