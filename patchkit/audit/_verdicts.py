@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
+from types import MappingProxyType
 
 from patchkit.audit._absorption import absorbed
 from patchkit.audit._findings import NOTHING_AT_HAND, Verdict, VerdictKind
@@ -63,7 +65,7 @@ class AtVersion(World):
         self,
         target: Target,
         versions: Versions,
-        added: frozenset[str] = frozenset(),
+        added: Mapping[str, int] = MappingProxyType({}),
         judged: str = "",
     ) -> None:
         self._target = target
@@ -78,7 +80,7 @@ class AtVersion(World):
     def has(self, place: Ref) -> bool | None:
         found = self._of(place.root)
         there = found.has(place) if found is not None else None
-        if there is False and place.dotted in self._added and place.dotted != self._judged:
+        if there is False and self._added.get(place.dotted, 0) > (place.dotted == self._judged):
             return None
         return there
 
@@ -110,7 +112,7 @@ class Judge:
         self._versions = versions
         self._ways = ways
         self._settings = settings
-        self._added = frozenset(s.target.dotted for s in sightings if isinstance(s.target, Ref))
+        self._added = Counter(s.target.dotted for s in sightings if isinstance(s.target, Ref))
         # Tries whose handlers patch something else instead.
         self._fallbacks = {g.site for s in sightings for g in s.guards if g.kind == "except"}
 

@@ -146,9 +146,16 @@ class Target:
         head, dot, _ = name.partition(".")
         if self.imported(module, head):
             return None if dot else True
+        owner, _, last = name.rpartition(".")
+        if last.startswith("__") and last.endswith("__") and owner:
+            # Python itself gives it to most functions and classes.
+            return None if self.has(Ref(module, tuple(owner.split(".")))) else False
+        first = self.facts(f"{module}:{head}") if dot else None
+        if first is not None and first.kind == "attribute":
+            return None  # what an object has is not looked into
         raw = self.source.source.raw(module) if self.source else None
         # A module with `__getattr__` may have it all the same.
-        return None if raw is not None and raw.dynamic and "." not in name else False
+        return None if raw is not None and raw.dynamic and first is None else False
 
     def holds_code(self, place: Ref) -> bool | None:
         """Whether a name is a module, a class or a function, None where that is not known."""
