@@ -195,6 +195,13 @@ def trainer(options: argparse.Namespace) -> None:
     print(json.dumps(result, indent=1))
 
 
+def operators(options: argparse.Namespace) -> None:
+    """Every operator alone, against the card's limits."""
+    from benchmarks.gpu_runs.operators import measure
+
+    measure(options.out / "operators.json")
+
+
 def throughput(options: argparse.Namespace) -> None:
     """Engines of all kinds on one GPU, one at work at a time, in turn and repeated."""
     name = options.name or "throughput"
@@ -332,6 +339,7 @@ PARTS = {
     "bits": bits,
     "grpo": grpo,
     "trainer": trainer,
+    "operators": operators,
     "throughput": throughput,
     "serve": lambda options: rollout.serve(options.model, options.kind, seed=1000),
     "table": table,

