@@ -83,7 +83,8 @@ def test_ranks_are_not_visible(device: str, ranks: int, by: str) -> None:
         else:
             own[:, :, rank::ranks] = each[:, :, rank::ranks]
         parts.append(sums.partial_sum(own))
-    for order in list(itertools.permutations(parts))[::5]:
+    orders = list(itertools.permutations(parts))
+    for order in orders if ranks < 4 else orders[::5]:
         total = order[0].clone()
         for part in order[1:]:
             total += part
