@@ -232,7 +232,8 @@ def _print_grid(console: Console, diagnosis: Diagnosis) -> None:
     for label, row in groups:
         present = [c for c in row if c is not None]
         differing = sum(c.differing for c in present)
-        largest = [c.max_absdiff for c in present if c.max_absdiff is not None]
+        # A difference between two experts' numbers is no magnitude.
+        largest = [c.max_absdiff for c in present if c.max_absdiff is not None and not c.is_integer]
         marks = Text()
         for cell in row:
             marks.append(*_mark(cell, cell is diagnosis.first, cell and cell.key in origins))
@@ -278,7 +279,7 @@ def _print_first(console: Console, diagnosis: Diagnosis, first: Cell) -> None:
         return a if a == b else f"{a} (vLLM), {b} (trainer)"
 
     line("operator", f"{first.key.op}, row shape {both(first.shapes)}, {both(first.dtypes)}")
-    if first.max_absdiff is not None:
+    if first.max_absdiff is not None and not first.is_integer:
         ulp = "" if first.max_ulp is None else f", {first.max_ulp:.3g} ulp at the row's size"
         elements = "" if first.elements is None else f"; {first.elements:.2%} of the elements"
         line("largest", f"{first.max_absdiff:.4g}{ulp}{elements}")

@@ -555,6 +555,27 @@ def test_what_cannot_be_examined_is_refused_with_a_way_out(
         set_up(replace(DoctorSettings(folder=tmp_path), **changes))
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+
+
+def test_the_docs_tell_every_refusal_and_every_kind() -> None:
+    page = PAGE.read_text("utf-8")
+    for changes in (
+        {"tensor_parallel_size": 2},
+        {"pair": "third"},
+        {"adapter": ""},
+        {"adapter": "", "pair": "stock"},
+        {"profile": "vllm_bi"},
+        {"model": Path("/nowhere")},
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            set_up(replace(DoctorSettings(folder=Path("/nowhere")), **changes))
+        shown = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
+        assert any(words in str(refused.value) for words in shown), str(refused.value)
+    for kind in set(KINDS) - {"not measured"}:
+        assert re.search(rf"\b{re.escape(kind)}\b", page), f"docs/doctor.md says nothing of {kind}"
+
+
 # -- the page ------------------------------------------------------------------------------------
 
 

@@ -78,6 +78,11 @@ class Cell:
     def label(self) -> str:
         return label(self.key.op)
 
+    @property
+    def is_integer(self) -> bool:
+        """Whether the operator's output are indices, not numbers with a magnitude."""
+        return self.dtypes[0].startswith(("int", "uint"))
+
     def as_dict(self) -> dict[str, Any]:
         layer = self.key.layer
         return {

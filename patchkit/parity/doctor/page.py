@@ -164,7 +164,7 @@ def _cell_facts(cell: Cell) -> Iterator[tuple[str, str]]:
             "first differing row",
             f"sequence {cell.first_row[0]}, position {cell.first_row[1]}",
         )
-    if cell.max_absdiff is not None:
+    if cell.max_absdiff is not None and not cell.is_integer:
         ulp = "" if cell.max_ulp is None else f" ({cell.max_ulp:.3g} ulp at the row's size)"
         yield "largest difference", f"{cell.max_absdiff:.4g}{ulp}"
     if cell.elements is not None:
@@ -275,7 +275,7 @@ def _box(cell: Cell | None, diagnosis: Diagnosis) -> str:
     told = f"{place(cell)}: {cell.status}"
     if cell.status == "differs":
         told += f", {cell.differing:,} of {cell.rows:,} rows"
-        if cell.max_absdiff is not None:
+        if cell.max_absdiff is not None and not cell.is_integer:
             told += f", at most {cell.max_absdiff:.3g}"
             told += "" if cell.max_ulp is None else f" ({cell.max_ulp:.3g} ulp)"
     elif cell.why:
