@@ -96,6 +96,23 @@ def test_the_other_adapters_in_full(tmp_path: Path, name: str) -> None:
     check_phases(two, at_least=4000)
 
 
+@pytest.mark.nightly
+def test_a_layer_of_qwen3_8b(tmp_path: Path) -> None:
+    """Real widths: sums over 4,096 and, in four slices, over 12,288."""
+    shape = {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_hidden_layers": 1,
+        "initializer_range": 0.02,
+    }
+    settings = [o for k, v in shape.items() for o in ("--setting", f"{k}={v}")]
+    run = run_demo(tmp_path, "--adapter", "qwen3", *settings, "--sequences", "4", "--no-stock")
+    check_phases(passed(run), at_least=200)
+
+
 PLANTED = """
 import os, sys
 from pathlib import Path

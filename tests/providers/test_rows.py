@@ -138,6 +138,10 @@ REAL_OPERATORS = {
     "experts, 8 of 128, narrow": lambda: replace(
         real, shape=replace(REAL, hidden=256, moe_width=96)
     ).experts(),
+    "linear, K=4096 (Qwen3-8B)": lambda: wide.linear("gate and up", 512, 4096),
+    "linear, K=12288 in 4 chunks (Qwen3-8B)": lambda: wide.row_parallel("down", 256, 12_288),
+    "linear, K=10944 in 4 chunks (GLM-4.5-Air)": lambda: wide.row_parallel("down", 256, 10_944),
+    "silu_mul, F=12288": lambda: wide.silu_mul(qwen3.REAL.dense_width),
     "silu_mul, F=768": lambda: real.silu_mul(REAL.moe_width),
     "log_softmax, V=151936": lambda: wide.log_softmax(),
     "selected_token_logprobs, V=151936": lambda: wide.selected_token_logprobs(),
