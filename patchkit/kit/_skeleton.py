@@ -156,7 +156,9 @@ def _files(name: str, look: Look) -> dict[str, str]:
         "tests/test_conformance.py": "test_conformance.py",
     }
     files = {
-        target: Template((_TEMPLATES / source).read_text(encoding="utf-8")).substitute(values)
+        target: Template((_TEMPLATES / f"{source}.tmpl").read_text(encoding="utf-8")).substitute(
+            values
+        )
         for target, source in layout.items()
     }
     if wrappers := _trainer_module(look):
