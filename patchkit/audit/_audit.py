@@ -115,9 +115,11 @@ def _versions(
 
 def _findings(survey: Survey, versions: Versions, packages: frozenset[str]) -> Iterable[Finding]:
     ways = Ways(survey.found.edges)
-    judge = Judge(versions, ways, survey.found.settings, survey.found.sightings, survey.uses)
     workers = Workers(survey)
     own = OwnNames(survey.project.own_roots)
+    judge = Judge(
+        versions, ways, survey.found.settings, survey.found.sightings, survey.uses, own.mentions
+    )  # fmt: skip
     stashes = Stashes(survey.found.sightings)
     for sighting in survey.found.sightings:
         if stashes.concerns(sighting) or _of_ones_own(sighting, own):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from patchkit.audit._project import WELL_KNOWN
 from patchkit.audit._sightings import Sighting
-from patchkit.audit._values import Item, Ref, Source, options
+from patchkit.audit._values import Item, Ref, Result, Source, Value, options
 
 # Top-level folders that say nothing about the project they are in.
 _ANYBODYS = frozenset({
@@ -41,13 +41,10 @@ class OwnNames:
 
     def owns(self, name: str) -> bool:
         """Whether a name that begins with an underscore has the project's own name in it."""
-        if not name.startswith("_"):
-            return False
-        inside = f"_{name.strip('_').lower()}_"
-        return any(f"_{word}_" in inside for word in self._words)
+        return name.startswith("_") and self.mentions(name)
 
-    def owns_namespace(self, name: str) -> bool:
-        """Whether a namespace of operators has it."""
+    def mentions(self, name: str) -> bool:
+        """Whether a name, of a function or a namespace of operators, has it."""
         inside = f"_{name.strip('_').lower()}_"
         return any(f"_{word}_" in inside for word in self._words)
 
@@ -62,7 +59,7 @@ def keeps_another(sighting: Sighting) -> bool:
     if not isinstance(target, Ref):
         return False
     owner = target.dotted.rpartition(".")[0]
-    found = [v for v, _ in options(sighting.replacement)]
+    found = [_kept(v) for v, _ in options(sighting.replacement)]
     return bool(found) and all(
         isinstance(v.origin if isinstance(v, Source) else v, Ref)
         and (v.origin if isinstance(v, Source) else v).dotted.rpartition(".")[0] == owner  # type: ignore[union-attr]
@@ -70,11 +67,21 @@ def keeps_another(sighting: Sighting) -> bool:
     )
 
 
+def _kept(value: Value) -> Value:
+    """What is kept: ``compiled(Engine.run)`` keeps ``Engine.run``."""
+    if isinstance(value, Result):
+        places = [v for arg in value.args for v, _ in options(arg) if isinstance(v, Ref)]
+        return places[0] if len(places) == 1 else value
+    return value
+
+
 def is_stash(sighting: Sighting) -> bool:
     """Whether an original is kept beside its place: ``Engine.run_origin = Engine.run``."""
     if not keeps_another(sighting) or not isinstance(sighting.target, Ref):
         return False
     last = sighting.target.attrs[-1] if sighting.target.attrs else ""
+    if any(isinstance(v, Result) for v, _ in options(sighting.replacement)):
+        return last.startswith("_") and _KEPT.search(last) is not None
     return last.startswith("_") or _KEPT.search(last) is not None
 
 

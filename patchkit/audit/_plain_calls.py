@@ -69,7 +69,7 @@ class PlainCalls:
             return Seq(())
         if isinstance(args[0], Map):
             return Seq(tuple(k for k, _ in args[0].items))
-        return args[0]
+        return self.copy(args, kwargs, frame, node)
 
     def reversed(self, args: Args, kwargs: Kwargs, frame: Frame, node: ast.AST) -> Value:
         return Seq(args[0].items[::-1]) if args and isinstance(args[0], Seq) else UNKNOWN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -323,7 +324,7 @@ class Survey:
                 if (
                     space
                     and space not in EXISTING_NAMESPACES
-                    and (space in own or names.owns_namespace(space))
+                    and (space in own or names.mentions(space))
                 ):
                     continue
                 if sighting.action == "dispatch" and space in own:
@@ -347,22 +348,30 @@ class Survey:
         return kept
 
     def uses(self, name: str) -> bool:
-        """Whether the project itself reads a name: of ``self``, or more than once by itself."""
+        """Whether the project itself means a name, and so may be the one that adds it.
+
+        It does where it reads it of ``self``, reads a private one of anything, calls
+        something by this name, or reads it more than once by itself.
+        """
         if self._used is None:
             used: Counter[str] = Counter()
             for state in self._chosen.values():
                 for node in ast.walk(state.tree):
                     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                         used[node.id] += 1
-                    elif (
-                        isinstance(node, ast.Attribute)
-                        and isinstance(node.ctx, ast.Load)
-                        and isinstance(node.value, ast.Name)
-                        and node.value.id in ("self", "cls")
-                    ):
-                        used[node.attr] += 2
             self._used = used
-        return self._used[name] > 1
+        if self._used[name] > 1:
+            return True
+        word = re.escape(name.encode())
+        owner = rb"[\w)\]]" if name.startswith("_") else rb"\b(?:self|cls)"
+        # `A._name = B._name` puts it there.
+        put = re.compile(rb"^.*\." + word + rb"\s*=[^=].*$", re.MULTILINE)
+        read = re.compile(owner + rb"\." + word + rb"\b|(?<!attr)\(\s*[\"']" + word + rb"[\"']")
+        return any(
+            read.search(put.sub(b"", text)) is not None
+            for text in map(self.project.text, self.project.files)
+            if name.encode() in text
+        )
 
 
 def _is_made_here(value: Value) -> bool:

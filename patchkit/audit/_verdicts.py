@@ -107,8 +107,10 @@ class Judge:
         settings: Mapping[str, str],
         sightings: Sequence[Sighting],
         uses: Callable[[str], bool] = lambda name: False,
+        mentions: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self._uses = uses
+        self._mentions = mentions
         self._versions = versions
         self._ways = ways
         self._settings = settings
@@ -298,7 +300,7 @@ class Judge:
             yield Verdict(version=target.label, kind=VerdictKind.UNKNOWN, text=why)
             return
         sure = sighting.must_exist or subject.replacement.keeps_original
-        if not sure and _adds_a_name(subject, last):
+        if not sure and (_adds_a_name(subject, last) or self._mentions(last)):
             return
         if not sure and base is None and self._uses(last):
             yield Verdict(

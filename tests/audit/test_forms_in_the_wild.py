@@ -108,6 +108,12 @@ NOT_FOUND: dict[str, str] = {
     "original kept under the project's name": (
         "from lib.core import Engine\nEngine._proj_run = Engine.run"
     ),
+    "compiled original kept": (
+        "import torch\nfrom lib.core import Engine\nEngine._old_run = torch.compile(Engine.run)"
+    ),
+    "copy of a list": (
+        "from lib.core import NAMES\nmine = list(NAMES)\nmine.append(new)\nmine[0] = new"
+    ),
     "original kept, and put back": (
         "from lib.core import Engine\n"
         "def on():\n    Engine._original_run = Engine.run\n"

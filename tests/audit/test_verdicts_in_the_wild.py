@@ -44,6 +44,16 @@ ROWS: dict[str, tuple[str, str, str]] = {
         "def g(self): ...\nc.K.extra_thing = g\nclass Mine(c.K):\n"
         "    def go(self): return self.extra_thing()", "unknown", "--from",
     ),
+    "added, and used by the project in a text": (
+        "def g(self): ...\nc.K._of_text = g\nTEXT = 'x = self._of_text()'", "unknown", "--from",
+    ),
+    "added, and called by its name": (
+        "def by_name(self): ...\nc.K.by_name = by_name\ndef go(rpc): rpc.call('by_name')",
+        "unknown", "--from",
+    ),
+    "added under the project's own name": (
+        "def g(self): ...\nc.K.run_of_mykit = g", "fine", "",
+    ),
     "value that the package reads": ("c.FLAG = False", "fine", ""),
     "value that nothing reads": ("c.K.knob_of_old = False", "gone", "knob_of_old"),
     "optional parameters left out, the rest in order": (
@@ -96,7 +106,10 @@ def run(tmp_path: Path, patches: str) -> Report:
         "lib/__init__.py": "__version__ = '1.0'\n", "lib/core.py": CORE,
     })  # fmt: skip
     other = write_tree(tmp_path / "3.0", OTHER)
-    project = write_tree(tmp_path / "project", {"p.py": "import lib.core as c\n" + patches + "\n"})
+    project = write_tree(
+        tmp_path / "project",
+        {"mykit/__init__.py": "", "mykit/p.py": "import lib.core as c\n" + patches + "\n"},
+    )
     return audit(project, against=[str(lib), str(other)], workers=1)
 
 
