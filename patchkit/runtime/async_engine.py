@@ -105,7 +105,8 @@ class AsyncControl:
         if self._watch is None:
             return waiting.result(self._timeout_s)
         try:
-            return self._watch.call(call.__name__, waiting.result, bound_s=self._timeout_s)
+            wanted = getattr(call, "__name__", "a call")
+            return self._watch.call(wanted, waiting.result, bound_s=self._timeout_s)
         except EngineLostError:
             waiting.cancel()
             raise
