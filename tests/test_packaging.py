@@ -84,6 +84,8 @@ def test_the_wheel_carries_manifests_reviews_and_profiles(wheels: dict[str, set[
     names = wheels["patchkit"]
     assert "patchkit/py.typed" in names
     assert "patchkit_manifests/vllm/0.32.0.json" in names
+    assert "patchkit/kit/templates/adapter.py.tmpl" in names
+    assert "patchkit/providers/fast/admissions.json" in names
     for adapter in ("qwen3_moe", "qwen3", "glm4_moe"):
         assert f"patchkit_adapters/{adapter}/__init__.py" in names
         assert f"patchkit_adapters/{adapter}/reviewed.json" in names

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from patchkit.bindings import transformers as hf
 from patchkit.engine import Patch
-from patchkit.symbols import find_facts
+from patchkit.symbols import Symbol, find_facts, installed_version
 
 _HF = "transformers.models."
 _QWEN3 = _HF + "qwen3.modeling_qwen3:Qwen3"
@@ -140,3 +140,13 @@ def only_calls(symbol: str) -> bool:
 def _known(symbol: str) -> str | None:
     facts = find_facts(f"{symbol}.forward")
     return forward_digests().get(facts.body_digest) if facts is not None else None
+
+
+def applies(patch: Patch) -> bool:
+    """Whether a patch is for the installed version of its target's package."""
+    if not patch.versions:
+        return True
+    from packaging.specifiers import SpecifierSet
+
+    version = installed_version(Symbol.parse(patch.symbol).package).partition("+")[0]
+    return SpecifierSet(patch.versions).contains(version, prereleases=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from patchkit.bindings import settings
-from patchkit.kit._known import LAYERS, MAKERS, Maker, maker_of, only_calls
+from patchkit.bindings import settings, vllm_cpu
+from patchkit.engine import Patch
+from patchkit.kit._known import LAYERS, MAKERS, Maker, applies, maker_of, only_calls
 from patchkit.kit._model import ModelClasses, model_classes
 from patchkit.kit._signatures import Wrapper, fitting
 from patchkit.kit._walk import ClassSource, Walked, walk
@@ -153,7 +154,9 @@ def _rollout_rows(walked: Walked) -> Iterator[Row]:
         module, _, name = leaf.partition(":")
         known = LAYERS.get(leaf)
         where = ", ".join(user.rpartition(":")[2] for user in users)
-        if known is not None:
+        if known is not None and (late := _for_another_version(known.patches)):
+            yield Row(side="rollout", operator=name, status="needs you", note=late)
+        elif known is not None:
             yield Row(
                 side="rollout",
                 operator=name,
@@ -176,6 +179,16 @@ def _rollout_rows(walked: Walked) -> Iterator[Row]:
         by="vllm_cpu.LOGPROBS",
         note="every model",
     )
+
+
+def _for_another_version(names: Iterable[str]) -> str:
+    """What to say where none of a layer's patches is for the installed version."""
+    for name in names:
+        patches: tuple[Patch, ...] = getattr(vllm_cpu, name)
+        if not any(applies(patch) for patch in patches):
+            ranges = " and ".join(dict.fromkeys(patch.versions for patch in patches))
+            return f"vllm_cpu.{name} is for vllm {ranges}, and another version is installed"
+    return ""
 
 
 _INERT_NN = ("Module", "ModuleList", "ModuleDict", "Sequential", "Parameter", "Identity",
@@ -218,6 +231,15 @@ def _trainer_rows(walked: Walked, routed: bool) -> tuple[list[Row], list[str], d
 def _covered_class(source: ClassSource, maker: Maker, wrappers: dict[str, Wrapper]) -> Row:
     call = maker.call(source.name)
     patch = maker.patch(source.module, source.name)
+    if not applies(patch):
+        return Row(
+            side="trainer",
+            operator=source.name,
+            status="needs you",
+            by=call,
+            note=f"this binding is for transformers {patch.versions}, and another version is "
+            "installed",
+        )
     fit = fitting(patch.symbol, str(patch.replacement))
     if fit is None:
         return Row(

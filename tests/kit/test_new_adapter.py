@@ -142,6 +142,31 @@ def test_a_setting_that_changes_numbers_is_named(tmp_path: Path, change: dict, n
     assert [row.operator for row in look.missing] == [named]
 
 
+def test_bindings_of_other_versions_cover_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from patchkit.kit import _known
+
+    monkeypatch.setattr(_known, "installed_version", lambda package: "9.0")
+    look = looked(tmp_path, QWEN2)
+    missing = {(row.side, row.operator): row.note for row in look.missing}
+    assert "another version is installed" in missing["rollout", "QKVParallelLinear"]
+    assert "another version is installed" in missing["trainer", "Qwen2RMSNorm"]
+
+
+def test_a_shared_replacement_gets_the_signature_of_the_models_method(tmp_path: Path):
+    llama = {**QWEN2, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    look = looked(tmp_path, llama)
+    assert look.missing == ()
+    (wrapper,) = look.wrappers.values()
+    parameters = {
+        arg.arg: None
+        for arg in ast.parse(wrapper.source).body[0].args.args  # type: ignore[attr-defined]
+    }
+    assert list(parameters)[:4] == [
+        "self", "hidden_states", "position_embeddings", "attention_mask",
+    ]  # fmt: skip
+    assert "position_embeddings: Any = None" in wrapper.source
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [
