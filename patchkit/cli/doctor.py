@@ -99,6 +99,14 @@ def doctor(
     except PatchkitError as error:
         print(f"patchkit doctor: {str(error).removeprefix('doctor: ')}", file=sys.stderr)
         raise typer.Exit(2) from error
+    except ImportError as error:
+        needed = "numpy" if compare is not None else "vLLM, torch and transformers"
+        print(
+            f"patchkit doctor: {error}; this needs {needed}: install patchkit's extras "
+            "rollout-cpu (or rollout-cuda) and trainer",
+            file=sys.stderr,
+        )
+        raise typer.Exit(2) from error
     except Exception as error:
         # An engine that does not start is no difference between two that do.
         traceback.print_exc()

@@ -307,6 +307,19 @@ def examine(session: Any, name: str) -> dict[str, Any]:
     return found
 
 
+def on_demand(session: Any) -> dict[str, Any]:
+    """Nothing is held at first; what is needed is recorded again."""
+    from dataclasses import replace
+
+    usual, where = session.settings, "model.layers.0.input_layernorm"
+    session.settings = replace(usual, tensor_bytes=0)
+    session.llm.collective_rpc(mark, args=("epsilon", where))
+    found = examine(session, "values on demand")
+    session.llm.collective_rpc(mark, args=("", where))
+    session.settings = usual
+    return found
+
+
 def columns(pair: Any, version: int, side: str) -> dict[str, Any]:
     """The selected log-probabilities of a recorded side, as a run's columns."""
     import numpy as np
@@ -429,6 +442,8 @@ def main() -> None:
                 session.llm.collective_rpc(mark, args=("", path))
             session.workload = usual
             found.append(examine(session, "nothing left"))
+            if not sys.argv[1:]:
+                found.append(on_demand(session))
             pairs: dict[str, Any] = {}
             if not sys.argv[1:]:
                 pairs["temperature"] = tempered(session)

@@ -24,6 +24,7 @@ EXPECTED: dict[str, tuple[str, int | None, str, bool, str]] = {
         True,
         "RMSNorm.forward_native",
     ),
+    "values on demand": ("input_layernorm", 0, "epsilon", True, "RMSNorm.forward_native"),
     "epsilon, q norm": ("self_attn.q_norm", 1, "epsilon", True, "RMSNorm.forward_native"),
     "epsilon, final norm": ("norm", None, "epsilon", True, "RMSNorm.forward_native"),
     "batch shape": (
@@ -194,6 +195,13 @@ def test_the_epsilons_are_computed_from_the_values_alone(examined: dict[str, Any
     assert first["facts"]["rollout"]["eps"] == first["facts"]["trainer"]["eps"] == 1e-6
     evidence = examined["epsilon, first norm"]["causes"][0]["evidence"]
     assert evidence.startswith("1e-05 explains") and "1e-06 " in evidence
+
+
+def test_values_are_recorded_again_where_none_were_held(examined: dict[str, Any]) -> None:
+    held = examined["values on demand"]["bytes_held"]
+    everything = examined["epsilon, first norm"]["bytes_held"]
+    for name in ("rollout", "trainer"):
+        assert 0 < held[name] < 0.2 * everything[name], "the first difference and its inputs alone"
 
 
 def test_stale_weights_are_told_with_their_version(examined: dict[str, Any]) -> None:

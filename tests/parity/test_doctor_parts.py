@@ -29,7 +29,7 @@ from patchkit.parity.doctor.digests import (  # noqa: E402
     multiset_digest,
     row_digests,
 )
-from patchkit.parity.doctor.layout import DEFAULT_LAYOUT, label, locate  # noqa: E402
+from patchkit.parity.doctor.layout import DEFAULT_LAYOUT, Layout, label, locate  # noqa: E402
 from patchkit.parity.doctor.page import grid_columns, render_diagnosis  # noqa: E402
 from patchkit.parity.doctor.recording import (  # noqa: E402
     AFTER,
@@ -489,6 +489,12 @@ def test_rollout_taps_that_cannot_be_placed_are_taken_off_again() -> None:
 )
 def test_paths_become_operators(path: str, key: OperatorKey | None) -> None:
     assert locate(path, DEFAULT_LAYOUT) == key
+
+
+def test_an_adapter_may_bring_names_of_its_own() -> None:
+    layout = Layout(renamed={"ffn": "mlp"}, packed={"wqkv": ("q_proj", "k_proj", "v_proj")})
+    assert locate("model.layers.2.ffn.gate", layout) == OperatorKey(2, "mlp.gate")
+    assert "qkv_proj" not in layout.packed and layout.inputs == DEFAULT_LAYOUT.inputs
 
 
 @pytest.mark.parametrize(

@@ -311,3 +311,16 @@ def test_the_command_separates_two_files(tmp_path: Path) -> None:
     assert same.returncode == 0, same.stderr
     missing = run_cli("--compare", "a.npz", "c.npz", cwd=tmp_path)
     assert missing.returncode == 2 and "no such file" in missing.stderr
+
+
+def test_without_numpy_the_command_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("raise ImportError('no numpy here')")
+    run = subprocess.run(
+        [sys.executable, "-m", "patchkit", "doctor", "--compare", "a.npz", "b.npz"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert run.returncode == 2 and "this needs numpy" in run.stderr, run.stderr
