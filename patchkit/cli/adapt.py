@@ -170,6 +170,7 @@ def _judge(
         entry: dict[str, Any] = {"symbol": symbol, "digest": facts.digest, "version": public}
         known = reviewed.get(symbol, {})
         if facts.digest not in known:
+            entry["where"] = f"{facts.file}:{facts.line}"
             entry["known"] = sorted({v for versions in known.values() for v in versions})
             if entry not in result["new_digests"]:
                 result["new_digests"].append(entry)
@@ -228,6 +229,7 @@ def _show(result: dict[str, Any]) -> None:
     for entry in result["new_digests"]:
         known = f"reviewed at {', '.join(entry['known'])}" if entry["known"] else "never reviewed"
         print(f"{entry['symbol']} {entry['version']}: {entry['digest']} is new ({known})")
+        print(f"    read {entry['where']}")
     for entry in result["gone"]:
         print(f"{entry['symbol']} {entry['version']}: gone")
     for move in result["moves"]:
@@ -240,6 +242,9 @@ def _show(result: dict[str, Any]) -> None:
     if result["moves"]:
         print("moves are proposals: read moves.patch, apply it with `git apply`, delete it")
     if result["new_digests"] and not result["written"]:
-        print("nothing was written: read the changes (`patchkit diff --body`), then say --yes")
+        print(
+            "nothing was written: read these functions, or what changed in them "
+            "(`patchkit diff OLD NEW --body`), then say --yes"
+        )
     if not any(result[k] for k in ("new_digests", "gone", "moves")):
         print("everything that the adapter needs is reviewed")
