@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchkit.audit._findings import Finding, Report, VerdictKind
+from patchkit.audit._findings import A_NEW_NAME, Finding, Report, VerdictKind
 from patchkit.errors import ConfigurationError
 
 _TODO = "TODO"
@@ -17,6 +17,29 @@ _WRAPPER_FORMS = frozenset({
     "wrapt", "ddtrace", "opentelemetry", "mpat", "newrelic", "elasticapm", "sentry_sdk",
     "openinference", "aws_xray_sdk", "logfire", "langfuse", "traceloop", "instana", "scout_apm",
 })  # fmt: skip
+
+
+# The skeleton is a distribution of its own, so that the adapter is found by its name.
+_PYPROJECT = """\
+[build-system]
+requires = ["setuptools>=61"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "{name}-adapter"
+version = "0"
+dependencies = ["patchkit"]
+
+[project.entry-points."patchkit.adapters"]
+{name} = "{name}_adapter:adapter"
+
+[tool.setuptools]
+packages = ["{name}_adapter"]
+package-dir = {{ {name}_adapter = "." }}
+
+[tool.setuptools.package-data]
+{name}_adapter = ["reviewed.json"]
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +118,7 @@ def adopt(report: Report, name: str, *, side: str = "rollout") -> Skeleton:
     findings = tuple(f for f, _ in declared)
     files = {
         "__init__.py": _module(name, declared),
+        "pyproject.toml": _PYPROJECT.format(name=name),
         "reviewed.json": json.dumps({"schema": 1, "symbols": {}}, indent=1) + "\n",
         "README.md": _readme(name, findings, left, report),
     }
@@ -136,6 +160,11 @@ def _obstacle(finding: Finding) -> tuple[str, str] | None:
         )
     if ":" not in finding.target:
         return ("its target is no symbol", "name the symbol that is meant")
+    if finding.verdicts and all(v.text == A_NEW_NAME for v in finding.verdicts):
+        return (
+            "it adds a name, and a declaration changes what is there",
+            "keep the addition where it is, or declare a replacement of what looks for the name",
+        )
     if finding.action == "value":
         return None
     if finding.form in _WRAPPER_FORMS:
@@ -258,18 +287,14 @@ def _readme(
         f"Skeleton of an adapter, made from what `patchkit audit` found in `{report.root}`: "
         f"{len(declared)} of {len(report.findings)} patches are declared in `__init__.py`.",
         "",
-        "1. Answer each TODO: reason, consequence of leaving it out, when it can go.",
-        "2. Turn wrappers into factories, `factory(original)`.",
-        "3. `patchkit check` the adapter against what is installed, then `patchkit adapt` it "
-        "to record what was reviewed.",
-        "4. Delete each patch from the project as the adapter takes it over.",
-        "",
-        "Entry point, so that the adapter is found by its name:",
-        "",
-        "```toml",
-        '[project.entry-points."patchkit.adapters"]',
-        f'{name} = "your_package.{name}:adapter"',
-        "```",
+        "1. `pip install -e .` here, so that the adapter is found by its name (or move the folder "
+        "into a package of yours, declare the entry point there, and delete `pyproject.toml`).",
+        f"2. `patchkit check {name} --static`: what stands against each patch, from the sources "
+        "alone; without `--static` the replacements are imported, with all that they import.",
+        "3. Answer each TODO: reason, consequence of leaving it out, when it can go.",
+        "4. Turn wrappers into factories, `factory(original)`.",
+        f"5. `patchkit adapt {name}` records what was reviewed.",
+        "6. Delete each patch from the project as the adapter takes it over.",
         "",
         "## What the skeleton does not say",
         "",

@@ -13,6 +13,8 @@ from patchkit.audit._sightings import BlindSpot, Door, Place
 
 REPORT_SCHEMA = 1
 
+# What is said of a patch that adds something.
+A_NEW_NAME = "a new name: nothing of that name is there"
 # Ends the label of a package of which no version is at hand.
 NOTHING_AT_HAND = "(none)"
 

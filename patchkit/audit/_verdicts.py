@@ -12,7 +12,7 @@ from difflib import unified_diff
 from types import MappingProxyType
 
 from patchkit.audit._absorption import absorbed
-from patchkit.audit._findings import NOTHING_AT_HAND, Verdict, VerdictKind
+from patchkit.audit._findings import A_NEW_NAME, NOTHING_AT_HAND, Verdict, VerdictKind
 from patchkit.audit._guards import Ways, World, all_true, describe
 from patchkit.audit._known import BROUGHT_BY_OTHERS
 from patchkit.audit._replacements import Replacement
@@ -180,8 +180,10 @@ class Judge:
                 origin = target.imported(module, name)
                 if origin:
                     notes.append(f"the name is imported from {origin}, which keeps its own")
+                elif target.has(Ref(module, tuple(name.split(".")))) is False:
+                    text = A_NEW_NAME
                 else:
-                    text = "a new name: nothing of that name is there"
+                    notes.append("what is there is not defined in the source")
             if facts is not None:
                 before = base.facts(subject.symbol) if base is not None else None
                 notes += [p.text for p in self._problems(subject, facts, before)]

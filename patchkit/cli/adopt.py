@@ -92,6 +92,7 @@ def _print(skeleton: Skeleton, output: Path | None) -> None:
     else:
         for file in skeleton.files:
             print(f"wrote {output / file}")
+        print(f"next: pip install -e {output}, then patchkit check {skeleton.name} --static")
     print(f"{len(skeleton.declared)} patches declared", file=sys.stderr)
     for entry in skeleton.unexpressed:
         state = "declared, but" if entry.declared else "not declared:"

@@ -294,6 +294,30 @@ def test_installed_beside_another_version(tmp_path: Path) -> None:
     assert columns == [1, 2]
 
 
+def test_what_is_added_is_not_declared(tmp_path: Path, lib: Path) -> None:
+    project = write_tree(tmp_path / "project", {
+        "proj/__init__.py": "", "proj/w.py": "import lib.core as c\nc._KNOB_OF_PROJ_X = {}\n"
+        "def g(self): ...\nc.Engine.run_of_proj = g\nc.Engine.size = 4\n",
+    })  # fmt: skip
+    _, data = adopt(project, lib)
+    assert data["declared"] == ["lib.core:Engine.size"]
+    reasons = {u["target"]: u["reason"] for u in data["unexpressed"]}
+    assert "adds a name" in reasons["lib.core:Engine.run_of_proj"]
+
+
+def test_the_skeleton_can_be_installed(project: Path, lib: Path, tmp_path: Path) -> None:
+    """By its own pyproject: the adapter's entry point, and the package that it names."""
+    tomllib = pytest.importorskip("tomllib")
+
+    adopt(project, lib, "--name", "mine", "-o", str(tmp_path / "mine"))
+    data = tomllib.loads((tmp_path / "mine" / "pyproject.toml").read_text())
+    point = data["project"]["entry-points"]["patchkit.adapters"]["mine"]
+    module, _, name = point.partition(":")
+    assert module in data["tool"]["setuptools"]["packages"]
+    assert data["tool"]["setuptools"]["package-dir"] == {module: "."}
+    assert f"{name} = Adapter(" in (tmp_path / "mine" / "__init__.py").read_text()
+
+
 def test_adopt_overwrites_nothing(project: Path, lib: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "README.md").write_text("my own")

@@ -114,7 +114,7 @@ ROWS: dict[str, tuple[str, str, str, str, str]] = {
         "unknown", "lib._C:Base",
     ),
     "attribute of an object": (
-        "state = make()", "state = make()", "c.state.hook = print", "fine", "new name",
+        "state = make()", "state = make()", "c.state.hook = print", "fine", "",
     ),
     "class became a function": (
         CLS, "def K(): return 0", "def g(self, x, y=0): return 0\nc.K.m = g", "gone", "",
