@@ -53,4 +53,6 @@ adapter = Adapter(
     rollout=tuple(replace(p, profiles=(PIPELINERL,)) for p in RUNTIME_PATCHES) + _patches,
     reviewed=_HERE / "reviewed.json",
     profiles=_HERE / "profiles",
+    operators="patchkit_adapters.fp32_lm_head.operators:operators",
+    exercise="patchkit_adapters.fp32_lm_head.exercise:exercise",
 )

@@ -146,7 +146,8 @@ def run_stage(name: str, settings: SuiteSettings) -> StageResult:
         return StageResult(stage=name, status=status, seconds=seconds, **more)
 
     claims = claims_logprobs(adapter)
-    if stage.models_only and not claims:
+    declared = bool(stage.needs) and all(getattr(adapter, field) for field in stage.needs)
+    if stage.models_only and not claims and not declared:
         return result("not applicable", why="the adapter claims no equal log-probabilities")
     needed = stage.needs + ((*stage.claim_needs, *_CLAIM) if claims else ())
     if name == "manifests":

@@ -198,3 +198,18 @@ def test_on_a_real_engine_the_option_alone_depends_on_the_batch(tmp_path: Path):
     assert made["dtype"] == ["torch.float32"]
     assert made["wrong"] == 0, "its precision is right"
     assert made["rows that differ alone"] > 0
+
+
+@pytest.mark.nightly
+def test_the_conformance_suite_is_green():
+    """Manifests, undo, plugin, rows of the replacements, reached, and needed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "patchkit", "conformance", "fp32_lm_head", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    stages = {s["stage"]: s["status"] for s in json.loads(done.stdout)["stages"]}
+    assert set(stages.values()) == {"passed"}
+    assert {"rows", "reached", "ablation"} <= set(stages)
