@@ -100,7 +100,7 @@ def _resolve(reference: str) -> Any:
     if not (module and qualname):
         raise ConfigurationError(
             f'weight map {reference!r}: expected "module:qualname", as in '
-            '"patchkit_adapters.qwen3_moe.rollout:weight_map"'
+            '"patchkit.bindings.vllm_cpu.weights:weight_map"'
         )
     found: Any = import_module(module)
     for part in qualname.split("."):
