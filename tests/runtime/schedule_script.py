@@ -42,6 +42,7 @@ def main(folder: Path, *options: str) -> None:
         generation_config="vllm",
         seed=0,
         disable_log_stats=False,
+        max_logprobs=-1,
         hf_overrides={"head_dtype": "float32"} if "option" in options else {},
     )
     scheduler: Any = llm.llm_engine.engine_core.engine_core.scheduler
@@ -108,6 +109,22 @@ def main(folder: Path, *options: str) -> None:
     # Whoever was preempted in one order was another one in the other.
     result["differ between orders"] = [
         i for i in together if any(together[i][k] != backwards[i][k] for k in ("tokens", "bits"))
+    ]
+    # Whole rows over the vocabulary, for a sample of positions.
+    everything = SamplingParams(
+        temperature=0.0, max_tokens=4, logprobs=-1, ignore_eos=True, detokenize=False
+    )
+    chosen = [0, 17]
+    rows = llm.generate(
+        [{"prompt_token_ids": prompts[i]} for i in chosen], everything, use_tqdm=False
+    )
+    result["rows"] = [
+        {
+            "prompt": prompts[i],
+            "tokens": list(o.outputs[0].token_ids),
+            "logprobs": [[e[t].logprob for t in range(len(e))] for e in o.outputs[0].logprobs],
+        }
+        for i, o in zip(chosen, rows, strict=True)
     ]
     print("RESULT", json.dumps(result), flush=True)
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,6 +115,31 @@ def test_no_schedule_changes_a_bit(tmp_path):
     assert check_schedules(result) == ([], 12)
     assert result["cached"]["bits"] == result["alone"]["0"]["bits"]
     assert result["differ between orders"] == []
+    rows = whole_rows(tmp_path / "model", result["rows"])
+    assert rows.token_count == 2 * 4 * 512, "every token of the vocabulary, at eight positions"
+    assert rows.exact, rows.violations
+
+
+def whole_rows(folder: Path, sampled: list[dict]) -> Any:
+    """The engine's log-probabilities of the whole vocabulary against the trainer's."""
+    import torch
+    from transformers import Qwen3MoeForCausalLM
+
+    import patchkit
+    from patchkit.parity.metrics import compare_rows
+    from patchkit.providers import log_softmax
+
+    model = Qwen3MoeForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    found, positions = [], []
+    with patchkit.install(adapter="qwen3_moe", side="trainer", profile="cpu_tree"):
+        for row in sampled:
+            ids = torch.tensor([row["prompt"] + row["tokens"]])
+            with patchkit.exact_context(), torch.no_grad():
+                logits = model(input_ids=ids, use_cache=False).logits[0]
+            found.append(log_softmax(logits[len(row["prompt"]) - 1 : -1]))
+            positions += range(len(row["prompt"]), ids.shape[1])
+    engine = torch.tensor([p for row in sampled for p in row["logprobs"]], dtype=torch.float32)
+    return compare_rows(engine, torch.cat(found), positions=positions)
 
 
 @pytest.mark.nightly
