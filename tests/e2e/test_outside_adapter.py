@@ -130,6 +130,7 @@ def register():
         assert named in text
 
 
+@pytest.mark.nightly
 def test_a_submodule_that_nobody_answers_for_is_named(copy: Path):
     change(
         copy / "patchkit_llama/__init__.py",
