@@ -216,3 +216,12 @@ def pytest_in(planted: Planted) -> str:
         check=False,
     )
     return run.stdout + run.stderr
+
+
+def test_the_kit_itself_imports_nothing_heavy():
+    import subprocess
+    import sys
+
+    code = "import patchkit.kit, sys; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "vllm", "transformers", "ray"} & set(run.stdout.split())
