@@ -44,7 +44,7 @@ def doctor(
     longest: Annotated[int, typer.Option(min=2, help="Longest prompt.")] = 72,
     ranks: Annotated[int, typer.Option(min=1, help="FSDP2 ranks of the trainer.")] = 1,
     tensor_parallel_size: Annotated[
-        int, typer.Option("--tensor-parallel-size", "--tp", min=1, help="Only 1 can be examined.")
+        int, typer.Option("--tensor-parallel-size", "--tp", min=1, help="vLLM workers.")
     ] = 1,
     seed: Annotated[int, typer.Option(help="Of weights, prompts and sampling.")] = 0,
     tensors: Annotated[

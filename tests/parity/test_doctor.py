@@ -256,7 +256,7 @@ def doctor(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_stock_pair_shows_where_it_parts_and_what_would_cover_it(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    options = ("--stock", "--ranks", "2", "--tensors", "self_attn.rope.q@0", "-o", str(page))
+    options = ("--stock", "--tensors", "self_attn.rope.q@0", "-o", str(page))
     run = doctor(*options, folder=tmp_path)
     assert run.returncode == 1, run.stderr[-4000:]
     found = json.loads(run.stdout)
@@ -272,9 +272,12 @@ def test_a_stock_pair_shows_where_it_parts_and_what_would_cover_it(tmp_path: Pat
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize("adapter", ["qwen3_moe", "qwen3", "glm4_moe"])
-def test_every_adapter_is_equal_without_a_line_of_its_own(tmp_path: Path, adapter: str) -> None:
-    run = doctor("--adapter", adapter, folder=tmp_path)
+def test_every_adapter_is_equal_without_a_line_of_its_own(
+    tmp_path: Path, adapter: str, workers: str
+) -> None:
+    run = doctor("--adapter", adapter, "--tp", workers, "--ranks", workers, folder=tmp_path)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
     found = json.loads(run.stdout)
     assert found["equal"] is True

@@ -39,6 +39,8 @@ from patchkit.parity.doctor.recording import (  # noqa: E402
     Recorder,
     Recording,
     WeightFacts,
+    gathered,
+    gathered_tensor,
     merged,
     tensor_as_plain,
     tensor_from_plain,
@@ -194,6 +196,52 @@ def test_ranks_recordings_add_up() -> None:
     whole = merged(parts)
     assert whole.operators[KEY].rows.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
     assert whole.step_tokens == [2, 2]
+
+
+def rank_of(x: Any, first: int, whole: int, key: OperatorKey = KEY) -> Recorder:
+    r = Recorder("rollout", budget=1 << 20)
+    r.step(len(x))
+    r.add(key, rows(*((0, i) for i in range(len(x)))), x, span=(first, whole))
+    return r
+
+
+@given(seed=st.integers(0, 1000), cut=st.integers(1, 31))
+@settings(max_examples=30, deadline=None)
+def test_shards_recorded_where_they_are_are_the_whole_row(seed: int, cut: int) -> None:
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    ranks = [rank_of(x[:, cut:], cut, 32), rank_of(x[:, :cut], 0, 32)]
+    found = gathered([r.finish() for r in ranks])
+    record = found.operators[KEY]
+    assert record.digests.tolist() == row_digests(x).tolist()
+    assert (record.shape, record.span, found.notes) == ((32,), None, [])
+    held = gathered_tensor([r.tensor(KEY) for r in ranks], [(cut, 32), (0, 32)])
+    assert held is not None and torch.equal(held.values, x)
+
+
+def test_heads_that_several_ranks_hold_count_once() -> None:
+    x = torch.randn(3, 16)
+    ranks = [rank_of(x[:, :8], 0, 16), rank_of(x[:, :8], 0, 16), rank_of(x[:, 8:], 8, 16)]
+    found = gathered([r.finish() for r in ranks])
+    assert found.operators[KEY].digests.tolist() == row_digests(x).tolist()
+
+
+def test_columns_that_no_rank_has_are_said() -> None:
+    x = torch.randn(3, 16)
+    found = gathered([rank_of(x[:, :8], 0, 16).finish()])
+    assert KEY not in found.operators and "8 of 16 columns" in found.notes[0]
+
+
+def test_ranks_that_disagree_about_a_whole_row_are_named() -> None:
+    x = torch.randn(3, 16)
+    parts = []
+    for rank in (0, 1):
+        r = Recorder("rollout")
+        r.step(3)
+        r.add(KEY, rows((0, 0), (0, 1), (0, 2)), x + rank)
+        parts.append(r.finish())
+    found = gathered(parts)
+    assert found.operators[KEY].digests.tolist() == row_digests(x).tolist()
+    assert found.notes == ["self_attn.q_proj of layer 0: rank 1 has other bits than rank 0, 3 rows"]
 
 
 # -- comparing -----------------------------------------------------------------------------------
@@ -545,7 +593,6 @@ def test_the_nearest_class_with_a_patch_covers() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"tensor_parallel_size": 2}, "patchkit demo --tp N"),
         ({"pair": "third"}, "none of exact, stock"),
         ({"adapter": ""}, "needs an adapter"),
         ({"adapter": "", "pair": "stock"}, "neither an adapter nor a model"),
@@ -567,7 +614,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 def test_the_docs_tell_every_refusal_and_every_kind() -> None:
     page = PAGE.read_text("utf-8")
     for changes in (
-        {"tensor_parallel_size": 2},
         {"pair": "third"},
         {"adapter": ""},
         {"adapter": "", "pair": "stock"},

@@ -59,15 +59,19 @@ def _bits(values: Tensor) -> Tensor:
     return values.float().contiguous().view(torch.int32).to(torch.int64)
 
 
-def row_digests(values_NW: Tensor) -> Tensor:
-    """``[N, W]`` (or ``[N, ...]``, flattened) to ``[N]`` int64, on the tensor's device."""
+def row_digests(values_NW: Tensor, *, first_column: int = 0) -> Tensor:
+    """``[N, W]`` (or ``[N, ...]``, flattened) to ``[N]`` int64, on the tensor's device.
+
+    Digests of a row's parts add up to the row's, if each part says which column of the
+    whole row it begins with: so shards are recorded where they are.
+    """
     with torch.no_grad():
         flat = values_NW.detach().flatten(1)
         rows, width = flat.shape
         found = torch.zeros(rows, dtype=torch.int64, device=flat.device)
         if not rows or not width:
             return found
-        factors = _factors(width, flat.device)
+        factors = _factors(first_column + width, flat.device)[first_column:]
         step = max(1, _CHUNK // width)
         for start in range(0, rows, step):
             # Wraps modulo 2**64, which is the arithmetic wanted.

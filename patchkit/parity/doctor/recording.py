@@ -72,6 +72,8 @@ class OperatorRecord:
         facts: Settings of the module: epsilon, scale and the like.
         owners: ``module:Class`` of everything that implements the operator, nearest first.
         steps: int32 ``[N]``: in which forward the row was computed.
+        span: Where a shard's columns are in the whole row: the first one, and the whole
+            row's width; None for a whole row.
     """
 
     order: int
@@ -84,6 +86,7 @@ class OperatorRecord:
     weights: dict[str, WeightFacts] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     owners: tuple[str, ...] = ()
+    span: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
@@ -158,6 +161,7 @@ class Recording:
                     },
                     "facts": r.facts,
                     "owners": list(r.owners),
+                    "span": list(r.span) if r.span else None,
                 }
                 for key, r in self.operators.items()
             ],
@@ -188,8 +192,67 @@ class Recording:
                 },
                 facts=dict(r["facts"]),
                 owners=tuple(r["owners"]),
+                span=tuple(r["span"]) if r["span"] else None,
             )
         return made
+
+
+def gathered(ranks: Sequence[Recording]) -> Recording:
+    """Recordings of tensor-parallel ranks, which each hold all rows: shards are put together.
+
+    Whole rows are rank 0's; where another rank has other bits, a note says so.
+    """
+    whole, *others = ranks
+    for key, record in list(whole.operators.items()):
+        theirs = [(n, r.operators[key]) for n, r in enumerate(others, 1) if key in r.operators]
+        if any(not np.array_equal(record.rows, r.rows) for _, r in theirs):
+            whole.notes.append(f"{key}: the ranks computed other rows")
+            del whole.operators[key]
+        elif record.span is None:
+            for rank, r in theirs:
+                wrong = int((r.digests != record.digests).sum())
+                if wrong:
+                    whole.notes.append(
+                        f"{key}: rank {rank} has other bits than rank 0, {wrong} rows"
+                    )
+        else:
+            # Key and value heads may be held by several ranks; each span counts once.
+            parts = {record.span[0]: record}
+            for _, r in theirs:
+                assert r.span is not None
+                parts.setdefault(r.span[0], r)
+            covered = sum(int(np.prod(r.shape)) for r in parts.values())
+            if covered != record.span[1]:
+                whole.notes.append(f"{key}: ranks hold {covered} of {record.span[1]} columns")
+                del whole.operators[key]
+                continue
+            total = np.zeros_like(record.digests)
+            for part in parts.values():
+                total += part.digests  # arrays wrap modulo 2**64, as they should
+            record.digests = total
+            record.shape, record.span = (record.span[1],), None
+            record.unrepeatable = max(r.unrepeatable for r in parts.values())
+    for other in others:
+        whole.held &= other.held
+        whole.bytes_held += other.bytes_held
+        whole.notes += [n for n in other.notes if n not in whole.notes]
+        whole.seconds = max(whole.seconds, other.seconds)
+    return whole
+
+
+def gathered_tensor(
+    parts: Sequence[HeldTensor | None], spans: Sequence[tuple[int, int] | None]
+) -> HeldTensor | None:
+    """Values of tensor-parallel ranks, put together by their columns."""
+    first = parts[0] if parts else None
+    if first is None or spans[0] is None:
+        return first
+    shards: dict[int, Tensor] = {}
+    for part, span in zip(parts, spans, strict=True):
+        if part is None or span is None:
+            return None
+        shards.setdefault(span[0], part.values)
+    return HeldTensor(first.rows, torch.cat([shards[at] for at in sorted(shards)], 1), first.dtype)
 
 
 def merged(parts: Sequence[Recording]) -> Recording:
@@ -227,6 +290,7 @@ class _Pending:
     steps: list[np.ndarray] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     weights: dict[str, WeightFacts] = field(default_factory=dict)
+    span: tuple[int, int] | None = None
 
 
 class Recorder:
@@ -267,6 +331,7 @@ class Recorder:
         owners: tuple[str, ...] = (),
         facts: Mapping[str, Any] | None = None,
         weights: Mapping[str, Tensor] | None = None,
+        span: tuple[int, int] | None = None,
     ) -> None:
         """Rows of an operator's output.
 
@@ -278,6 +343,7 @@ class Recorder:
             owners: Who implements it.
             facts: Settings.
             weights: By their names in the checkpoint; looked at the first time only.
+            span: First column and whole width, where ``values`` are a rank's shard.
         """
         kept = rows[:, 0] >= 0
         values = values.detach()[: len(rows)]
@@ -293,13 +359,14 @@ class Recorder:
                 shape=tuple(values.shape[1:]),
                 facts=dict(facts or {}),
                 owners=owners,
+                span=span,
             )
             pending.weights = {n: WeightFacts.of(w) for n, w in (weights or {}).items()}
             for weight in (weights or {}).values():
                 if weight.ndim == 1:  # small, and what a hypothesis about a norm needs
                     self._vectors[key] = weight.detach().float().clone()
         pending.rows.append(rows)
-        pending.digests.append(row_digests(values))
+        pending.digests.append(row_digests(values, first_column=span[0] if span else 0))
         pending.steps.append(np.full(len(rows), len(self._steps) - 1, np.int32))
         size = values.numel() * values.element_size()
         if key in self._hold or self._bytes + size <= self._budget:
@@ -332,6 +399,7 @@ class Recorder:
                 weights=p.weights,
                 facts=p.facts,
                 owners=p.owners,
+                span=p.span,
             )
             if len(p.tensors) == len(p.rows):
                 made.held.add(key)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patchkit.engine import resolve_reference
 from patchkit.errors import ConfigurationError
 from patchkit.parity.doctor.layout import (
     DEFAULT_LAYOUT,
@@ -54,9 +55,20 @@ class RolloutTaps:
         runner: vLLM's model runner.
         recorder: Where rows go.
         layout: How modules map to operators.
+        tensor: This worker's tensor-parallel rank, and how many there are.
     """
 
-    def __init__(self, runner: Any, recorder: Recorder, layout: Layout = DEFAULT_LAYOUT) -> None:
+    def __init__(
+        self,
+        runner: Any,
+        recorder: Recorder,
+        layout: Layout = DEFAULT_LAYOUT,
+        *,
+        tensor: tuple[int, int] = (0, 1),
+    ) -> None:
+        self._rank, self._size = tensor
+        # Columns that this rank has of operators whose heads or features are sharded.
+        self._spans: dict[OperatorKey, tuple[int, int]] = {}
         self._runner, self._recorder, self._layout = runner, recorder, layout
         self._model = runner.get_model()
         self._undo: list[Callable[[], None]] = []
@@ -222,9 +234,33 @@ class RolloutTaps:
     def _key(self, path: str) -> OperatorKey | None:
         return locate(path, self._layout)
 
+    def _sharded(self, key: OperatorKey, width: int, replicas: int = 1) -> None:
+        """Remember which columns of an operator this rank has."""
+        if self._size > 1:
+            whole = width * (self._size // replicas)
+            self._spans[key] = (self._rank // replicas * width, whole)
+
+    def _span_of(self, key: OperatorKey, width: int) -> tuple[int, int] | None:
+        """Of the operator itself, or of the product that its heads come from."""
+        if self._size == 1:
+            return None
+        *parents, name = key.op.split(".")
+        if parents and parents[-1] == "rope":
+            parents.pop()
+        source = ".".join((*parents, f"{name.removesuffix('_norm')}_proj"))
+        for candidate in (key, OperatorKey(key.layer, source)):
+            found = self._spans.get(candidate)
+            if found and (found[1] - found[0]) >= width and width < found[1]:
+                return found
+        return None
+
     def _add(self, key: OperatorKey, values: Any, **extra: Any) -> None:
         if not isinstance(values, Tensor):
             return
+        span = self._span_of(key, int(values[:1].numel()))
+        if span is not None:
+            # A shard of a weight has no digest that could be compared.
+            extra = {**extra, "span": span, "weights": {}}
         if len(values) < len(self._rows):
             self._recorder.note(
                 f"{key}: {len(values)} rows where the step has {len(self._rows)}; sharded over "
@@ -243,8 +279,14 @@ class RolloutTaps:
                 key,
                 output,
                 owners=owner_names(m),
-                weights=_weights(m, "weight", rows=getattr(m, "org_vocab_size", None)),
+                weights=self._vocabulary(m),
             )
+
+    def _vocabulary(self, m: Any) -> dict[str, Tensor]:
+        """An embedding's weight without padding; a rank of several has a shard only."""
+        if self._size > 1:
+            return {}
+        return _weights(m, "weight", rows=getattr(m, "org_vocab_size", None))
 
     def _after_norm(self, m: Any, args: Any, kwargs: Any, output: Any, path: str) -> None:
         key = self._key(path)
@@ -275,6 +317,8 @@ class RolloutTaps:
         read = args[0] if args else next(iter(kwargs.values()))
         if named := self._layout.inputs.get(name):
             inside = OperatorKey(key.layer, ".".join((*parents, named)))
+            if _is(m, "RowParallelLinear") and m.input_is_parallel:
+                self._sharded(inside, read.shape[-1])
             owned, facts = self._attention.get(inside, (owner_names(*self._ancestors()), {}))
             self._add(inside, read, owners=owned, facts=facts)
         if parts := self._packed.get(name):
@@ -284,6 +328,11 @@ class RolloutTaps:
             if _is_matrix(weight, sum(sizes)):
                 matrices = weight.split(sizes, dim=0)
             pieces = values.split(sizes, dim=-1)
+            for part, size in zip(parts, sizes, strict=True):
+                shared = part in ("k_proj", "v_proj")
+                replicas = getattr(m, "num_kv_head_replicas", 1) if shared else 1
+                product = OperatorKey(key.layer, ".".join((*parents, part)))
+                self._sharded(product, size, replicas)
             for part, piece, matrix in zip(parts, pieces, matrices, strict=True):
                 self._add(
                     OperatorKey(key.layer, ".".join((*parents, part))),
@@ -292,7 +341,13 @@ class RolloutTaps:
                     weights={} if matrix is None else {"weight": matrix},
                 )
             return
-        self._add(key, values, owners=owners, facts=module_facts(m), weights=_weights(m, "weight"))
+        if self._size > 1 and _is(m, "RowParallelLinear") and not m.reduce_results:
+            self._recorder.note(f"{key}: every rank has a partial sum, which is added later")
+            return
+        if _is(m, "ColumnParallelLinear") and not m.gather_output:
+            self._sharded(key, values.shape[-1])
+        weights = {} if self._size > 1 else _weights(m, "weight")
+        self._add(key, values, owners=owners, facts=module_facts(m), weights=weights)
 
     def _after_rotation(self, m: Any, args: Any, kwargs: Any, output: Any) -> None:
         path = self._stack[-1][0] if self._stack else ""
@@ -326,7 +381,7 @@ class RolloutTaps:
         weights = {
             theirs: getattr(routed, ours)
             for ours, theirs in self._layout.expert_weights.items()
-            if isinstance(getattr(routed, ours, None), Tensor)
+            if self._size == 1 and isinstance(getattr(routed, ours, None), Tensor)
         }
         method = getattr(routed, "quant_method", None)
         owners = owner_names(method, m, routed, *self._ancestors())
@@ -363,7 +418,7 @@ class RolloutTaps:
             output,
             owners=owner_names(getattr(head, "quant_method", None), m, head, self._model),
             facts=module_facts(m),
-            weights=_weights(head, "weight", rows=getattr(head, "org_vocab_size", None)),
+            weights=self._vocabulary(head),
         )
 
     _logits_rows: np.ndarray | None = None
@@ -413,31 +468,41 @@ def _has_shared(stack: Sequence[tuple[str, Any]], module: Any) -> bool:
 class DoctorExtension(WorkerExtension):
     """What the driver asks a worker; see :data:`DOCTOR_EXTENSION`."""
 
-    def patchkit_doctor_start(self, budget: int, hold: list[list[Any]], seed: int) -> None:
+    def patchkit_doctor_start(
+        self, budget: int, hold: list[list[Any]], seed: int, layout: str = ""
+    ) -> None:
         """Begin a recording, with the sampler's generator set.
 
         Not with a seed in every request: vLLM cannot rewind a generator on CPU, which it
         does for a chunk of a prompt.
+
+        Args:
+            budget: Bytes of values to hold.
+            hold: Operators whose values are held whatever the budget.
+            seed: Of the sampler.
+            layout: Reference to the adapter's own layout, if it has one.
         """
         place = self.patchkit_place()
-        if place["tp_size"] * place["pp_size"] * place["dp_size"] > 1:
+        if place["pp_size"] * place["dp_size"] > 1:
             raise ConfigurationError(
-                f"doctor: this worker is one of {place['tp_size']} tensor-parallel, "
-                f"{place['pp_size']} pipeline and {place['dp_size']} data-parallel ranks, and "
-                "holds shards of the operators; run the doctor with one worker"
+                f"doctor: this worker is one of {place['pp_size']} pipeline and "
+                f"{place['dp_size']} data-parallel ranks and sees a part of the layers or "
+                "requests; run the doctor with one of each"
             )
         if getattr(self, "_doctor", None) is not None:
             raise ConfigurationError("doctor: a recording is under way; stop it first")
         recorder = Recorder(
             "rollout", budget=budget, hold=[OperatorKey(int(layer), op) for layer, op in hold]
         )
-        taps = RolloutTaps(self.model_runner, recorder, self.patchkit_doctor_layout)  # type: ignore[attr-defined]
+        taps = RolloutTaps(
+            self.model_runner,  # type: ignore[attr-defined]
+            recorder,
+            resolve_reference(layout) if layout else DEFAULT_LAYOUT,
+            tensor=(place["tp_rank"], place["tp_size"]),
+        )
         self._doctor: tuple[Recorder, RolloutTaps] | None = (recorder, taps)
         self._doctor_last: Recorder | None = None
         torch.manual_seed(seed)
-
-    # A class attribute, so that a driver in the same process can set it before it starts.
-    patchkit_doctor_layout: Layout = DEFAULT_LAYOUT
 
     def patchkit_doctor_stop(self) -> dict[str, Any]:
         """End it: the recording, and which requests it saw."""

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from patchkit.engine import resolve_reference
 from patchkit.errors import ConfigurationError
 from patchkit.parity import rollout_engine as engines
 from patchkit.parity.doctor.causes import guess
@@ -29,21 +28,24 @@ from patchkit.parity.doctor.compare import (
 )
 from patchkit.parity.doctor.covering import applicable_patches, covering_patches
 from patchkit.parity.doctor.diagnosis import Diagnosis
-from patchkit.parity.doctor.layout import DEFAULT_LAYOUT, Layout
+from patchkit.parity.doctor.layout import DEFAULT_LAYOUT, locate
 from patchkit.parity.doctor.recording import (
     AFTER,
     HeldTensor,
     OperatorKey,
     OperatorRecord,
     Recording,
+    gathered,
+    gathered_tensor,
     merged,
     tensor_from_plain,
 )
-from patchkit.parity.doctor.rollout import DOCTOR_EXTENSION, DoctorExtension
+from patchkit.parity.doctor.rollout import DOCTOR_EXTENSION
 from patchkit.parity.doctor.setup import DoctorError, DoctorSetup, Workload
 from patchkit.parity.fsdp import TrainerSettings
 from patchkit.parity.trainer_group import TrainerGroup
 from patchkit.parity.workload import Rollout, by_sequence, mixed_prompts
+from patchkit.runtime.attestation import collect_attestations, rollout_processes
 
 __all__ = ["DoctorSession", "Pair"]
 
@@ -96,9 +98,8 @@ class DoctorSession:
         # False leaves the engine's prefix cache as it is: the one it would sample with.
         self.reset_cache = True
         self.previous: dict[int, Recording] = {}
-        self.layout: Layout = DEFAULT_LAYOUT
-        if setup.adapter is not None and setup.adapter.doctor:
-            self.layout = resolve_reference(setup.adapter.doctor)
+        self._layout = (setup.adapter.doctor if setup.adapter else "") or ""
+        self._spans: list[dict[OperatorKey, tuple[int, int] | None]] = []
         try:
             self._start(prepare)
         except BaseException:
@@ -135,7 +136,6 @@ class DoctorSession:
                 environment=setup.trainer_environment,
             )
         )
-        DoctorExtension.patchkit_doctor_layout = self.layout
         self.engine: engines.RolloutEngine | None = None
         if self.exact:
             self._start_exact(prepare)
@@ -163,6 +163,20 @@ class DoctorSession:
             extension=DOCTOR_EXTENSION,
         )
         self.llm = self.engine.llm
+        if prepare is None:  # what is planted on top is just what an attestation refuses
+            self._attest()
+
+    def _attest(self) -> None:
+        """The plugin is not trusted: every worker says what is installed in it."""
+        setup = self.setup
+        self.llm.collective_rpc("patchkit_attest")
+        assert setup.contract is not None
+        collect_attestations(
+            setup.folder / "attestations",
+            rollout_processes(tensor_parallel=self.settings.tensor_parallel_size),
+            contract_digest=setup.contract.digest,
+            environment=setup.contract.environment.compared,
+        )
 
     def _stock_engine(self) -> Any:
         from vllm import LLM
@@ -185,6 +199,7 @@ class DoctorSession:
                 "generation_config": "vllm",
                 "seed": seed,
                 "disable_log_stats": False,
+                "tensor_parallel_size": self.settings.tensor_parallel_size,
             }
         return LLM(**arguments, worker_extension_cls=DOCTOR_EXTENSION)
 
@@ -264,16 +279,20 @@ class DoctorSession:
     ) -> tuple[Recording, list[Rollout]]:
         """The engine's side: sampled from one seed, with empty caches."""
         rpc = self.llm.collective_rpc
-        settings = (self.settings.tensor_bytes, [list(k) for k in hold], self.settings.seed)
+        held, seed = [list(key) for key in hold], self.settings.seed
+        settings = (self.settings.tensor_bytes, held, seed, self._layout)
         self._empty_cache()
         rpc("patchkit_doctor_start", args=settings)
         try:
             prompts, outputs = self._generate()
         finally:
-            (answer,) = rpc("patchkit_doctor_stop")
+            answers = rpc("patchkit_doctor_stop")
+        answer = answers[0]
+        ranks = [Recording.from_plain(a["recording"]) for a in answers]
+        self._spans = [{key: r.span for key, r in rank.operators.items()} for rank in ranks]
         numbers = _numbers(answer, outputs, prompts)
         self._sequence_numbers = numbers
-        recording = Recording.from_plain(answer["recording"]).renumbered(numbers)
+        recording = gathered(ranks).renumbered(numbers)
         rollouts = [
             _rollout(number, prompt, output)
             for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True))
@@ -309,8 +328,9 @@ class DoctorSession:
             return _selected_tensors(pair)
         if key not in pair.rollout.held or key not in pair.trainer.held:
             return None
-        (mine,) = self.llm.collective_rpc("patchkit_doctor_tensor", args=(key.layer, key.op))
-        a = tensor_from_plain(mine)
+        mine = self.llm.collective_rpc("patchkit_doctor_tensor", args=(key.layer, key.op))
+        spans = [rank.get(key) for rank in self._spans]
+        a = gathered_tensor([tensor_from_plain(part) for part in mine], spans)
         parts = [tensor_from_plain(t) for t in self.trainer("tensor", layer=key.layer, op=key.op)]
         b_parts = [p for p in parts if p is not None]
         if a is None or not b_parts:
@@ -508,8 +528,6 @@ def _selected_tensors(pair: Pair) -> tuple[HeldTensor, HeldTensor]:
 
 def parse_operator(text: str) -> OperatorKey:
     """``self_attn.o_proj@1``, or ``lm_head`` for what is in no layer."""
-    from patchkit.parity.doctor.layout import locate
-
     op, at, layer = text.partition("@")
     if not at:
         found = locate(op, DEFAULT_LAYOUT)

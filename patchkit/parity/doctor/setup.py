@@ -68,7 +68,7 @@ class DoctorSettings:
         model: Checkpoint; the adapter's tiny random model if None.
         workload: What is sampled.
         ranks: FSDP ranks of the trainer.
-        tensor_parallel_size: vLLM workers; only one can be examined.
+        tensor_parallel_size: vLLM workers; their shards are put together.
         seed: Of weights, prompts and sampling.
         tensor_bytes: Values held beside the digests, per side and rank.
         model_changes: Settings of the tiny model that differ from the adapter's.
@@ -148,7 +148,7 @@ def set_up(settings: DoctorSettings, observe_stage: Observer = lambda stage: Non
     else:
         variables = profile.engine_environment() if profile else {"OMP_NUM_THREADS": "1"}
         Environment({**variables, "PATCHKIT_ENABLE": ""}).apply()
-    Environment(engines.environment(1)).apply()
+    Environment(engines.environment(settings.tensor_parallel_size)).apply()
     # Counting calls is the demo's business; here it would only cost time.
     os.environ.pop("PATCHKIT_CANARY", None)
     return DoctorSetup(
@@ -166,14 +166,6 @@ def set_up(settings: DoctorSettings, observe_stage: Observer = lambda stage: Non
 def _refuse_unless_examinable(settings: DoctorSettings) -> None:
     if settings.pair not in PAIRS:
         raise ConfigurationError(f"doctor: pair {settings.pair!r} is none of {', '.join(PAIRS)}")
-    if settings.tensor_parallel_size != 1:
-        raise ConfigurationError(
-            f"doctor: {settings.tensor_parallel_size} tensor-parallel workers were asked for, "
-            "each of which holds shards of the operators; rows are compared whole, so examine "
-            "with one worker. If the pair agrees there and differs with more, the difference is "
-            "in how ranks combine their sums: run `patchkit demo --tp N`, and compare the "
-            "log-probabilities of both runs with `patchkit doctor --compare A B`"
-        )
     if settings.pair == "exact" and not settings.adapter:
         raise ConfigurationError(
             "doctor: the exact pair needs an adapter; name one (installed: "
@@ -207,7 +199,10 @@ def _profile(settings: DoctorSettings, adapter: Adapter | None) -> Profile | Non
             f"(it has {', '.join(adapter.profile_names)}), or name an eager copy of this one"
         )
     return profile.changed(
-        **{"topology.rollout.tensor": 1, "topology.trainer.data": settings.ranks}
+        **{
+            "topology.rollout.tensor": settings.tensor_parallel_size,
+            "topology.trainer.data": settings.ranks,
+        }
     )
 
 
