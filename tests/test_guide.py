@@ -55,8 +55,6 @@ class Reader:
             if block["file"]:
                 target = self.folder / block["file"]
                 target.parent.mkdir(exist_ok=True)
-                if block["language"] == "python" and target.parent.name != "tests":
-                    (target.parent / "__init__.py").touch()
                 target.write_text(block["code"])
             elif block["tag"] in tags:
                 count += 1
