@@ -20,7 +20,7 @@ from patchkit.runtime.contract import Contract, observe, preflight
 from patchkit.runtime.profile import Profile, load_profile
 
 PROMPTS = [list(range(5, 5 + n)) for n in (10, 37, 21)]
-TOKENS = 400
+TOKENS = 300
 
 
 def judge(profile: Profile, model: Path, folder: Path) -> Contract:
@@ -96,7 +96,7 @@ async def main(folder: Path, contract: Contract, model: Path) -> dict[str, Any]:
 
     running = [asyncio.create_task(generate(i, p, TOKENS)) for i, p in enumerate(PROMPTS)]
     for version in (1, 2):
-        while seen["tokens"] < 60 * version:
+        while seen["tokens"] < 50 * version:
             await asyncio.sleep(0.005)
         path = folder / f"v{version}" / "model.safetensors"
         records.append(await asyncio.to_thread(sync.update, version, path))

@@ -15,7 +15,7 @@ from typing import Any
 BLOCK = 32
 # One token more than whole blocks: fully cached, a prefill of exactly one token is left.
 WHOLE = 2 * BLOCK + 1
-NEW = 40
+NEW = 32
 BUDGET = 256
 
 
@@ -38,7 +38,7 @@ def main(folder: Path, *options: str) -> None:
         max_num_batched_tokens=BUDGET,
         max_num_seqs=64,
         block_size=BLOCK,
-        num_gpu_blocks_override=170,
+        num_gpu_blocks_override=160,
         generation_config="vllm",
         seed=0,
         disable_log_stats=False,
