@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable
 
@@ -18,8 +19,8 @@ _ANYBODYS = frozenset({
 })  # fmt: skip
 # How names begin, or end, under which an original is kept.
 _KEPT = re.compile(
-    r"(?:^|_)(?:orig|origin|original|old|prev|previous|saved|stock|native|unpatched|upstream"
-    r"|backup|real|raw|vanilla|stashed)(?:_|$)",
+    r"(?:^|_)(?:orig|origin|original|old|prev|previous|saved|kept|stock|native|unpatched"
+    r"|upstream|backup|real|raw|vanilla|stashed)s?(?:_|$)",
     re.IGNORECASE,
 )
 
@@ -51,6 +52,26 @@ class OwnNames:
     def in_path(self, target: Ref) -> bool:
         """Whether what is written to is, or hangs on, something of the project's own name."""
         return any(self.owns(part) for part in target.attrs)
+
+
+def out_of_a_stash(node: ast.AST) -> bool:
+    """Whether what a statement writes comes out of a container of originals, by its name."""
+    if isinstance(node, ast.Assign):
+        value: ast.AST = node.value
+    elif isinstance(node, ast.Call) and len(node.args) > 2:
+        value = node.args[2]
+    else:
+        return False
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        if value.func.attr not in ("pop", "get", "popleft", "setdefault"):
+            return False
+        value = value.func.value
+    elif isinstance(value, ast.Subscript):
+        value = value.value
+    else:
+        return False
+    name = value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", "")
+    return _KEPT.search(name) is not None
 
 
 def keeps_another(sighting: Sighting) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from patchkit.audit._expressions import Frame
 from patchkit.audit._scopes import LazyName, Scope
 from patchkit.audit._values import (
+    NONE,
     UNKNOWN,
     Const,
     Func,
@@ -121,7 +122,9 @@ class Names:
             frame = Frame(method.module, Scope("function", method.scope), method)
             self._interpreter.definitions.bind_unknown(method, frame.scope, frame)
             for statement in method.node.body:
-                if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+                if isinstance(statement, (ast.Import, ast.ImportFrom)):
+                    self._interpreter.statements.body([statement], frame)
+                elif isinstance(statement, ast.Assign) and len(statement.targets) == 1:
                     target = statement.targets[0]
                     if (
                         isinstance(target, ast.Attribute)
@@ -137,8 +140,10 @@ class Names:
                             else UNKNOWN
                         )
         for name, values in stored.items():
-            if len(values) == 1:
-                self.instance_values[klass, name] = values[0]
+            # None stands there until something does.
+            kept = [v for v in values if v != NONE] or values
+            if all(v == kept[0] for v in kept):
+                self.instance_values[klass, name] = kept[0]
 
     def class_members(self, klass: Klass) -> Iterable[tuple[str, Value]]:
         """The names that a class body binds."""

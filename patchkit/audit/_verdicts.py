@@ -304,14 +304,20 @@ class Judge:
         sure = sighting.must_exist or subject.replacement.keeps_original
         if not sure and (_adds_a_name(subject, last) or self._mentions(last)):
             return
-        if not sure and base is None and self._uses(last):
-            yield Verdict(
-                version=target.label,
-                kind=VerdictKind.UNKNOWN,
-                text=f"{place} has no {last}; the project uses the name itself and may be adding "
-                "it: name the version that it is written for with --from",
-            )
-            return
+        if not sure and base is None:
+            user = ""
+            if self._uses(last):
+                user = "project uses the name itself"
+            elif subject.replacement.kind == "unknown" and target.files_with(last):
+                user = "package looks for the name elsewhere"
+            if user:
+                yield Verdict(
+                    version=target.label,
+                    kind=VerdictKind.UNKNOWN,
+                    text=f"{place} has no {last}; the {user}, and the patch may be adding it: "
+                    "name the version that it is written for with --from",
+                )
+                return
         yield Verdict(
             version=target.label,
             kind=VerdictKind.GONE,

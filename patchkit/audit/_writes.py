@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from patchkit.audit._known import is_code, is_plain, is_setting
+from patchkit.audit._markers import out_of_a_stash
 from patchkit.audit._prescan import DOORS
 from patchkit.audit._sightings import BlindSpot, Place, Sighting
 from patchkit.audit._values import (
@@ -338,6 +339,8 @@ class Writes:
         if self._interpreter.project.is_own(root) or root == "__main__":
             return
         if isinstance(target, Ref) and _gives_back(target, replacement):
+            return
+        if isinstance(replacement, Unknown) and out_of_a_stash(node):
             return
         replacement = _narrowed(replacement, guards)
         raw = self.place(frame, node)

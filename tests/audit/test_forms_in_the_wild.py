@@ -140,6 +140,30 @@ NOT_FOUND: dict[str, str] = {
     "alias that is only read": "import lib.core as c\nrows = [(c.Engine, 'run')]\nprint(rows)",
 }
 
+ONCE = {
+    "put back from what the object keeps": (
+        "from lib.core import Engine\nclass Log:\n    def __init__(self):\n"
+        "        self._orig = None\n    def on(self):\n        self._orig = Engine.run\n"
+        "        Engine.run = new\n    def off(self):\n        Engine.run = self._orig\n"
+        "        self._orig = None"
+    ),
+    "put back from what the object keeps, imported inside": (
+        "class Log:\n    def __init__(self):\n        self._orig = None\n    def on(self):\n"
+        "        from lib.core import Engine\n        self._orig = Engine.run\n"
+        "        Engine.run = new\n    def off(self):\n        from lib.core import Engine\n"
+        "        Engine.run = self._orig"
+    ),
+    "put back from a table": (
+        "import lib.core as c\nkept = {}\ndef on():\n    kept['run'] = c.Engine.run\n"
+        "    c.Engine.run = new\ndef off():\n    c.Engine.run = kept.pop('run')"
+    ),
+    "put back in a context": (
+        "import contextlib\nimport lib.core as c\n@contextlib.contextmanager\ndef on():\n"
+        "    kept = c.Engine.run\n    c.Engine.run = new\n    try:\n        yield\n"
+        "    finally:\n        c.Engine.run = kept"
+    ),
+}
+
 # What cannot be followed and has to be told: source, kind of blind spot.
 TOLD: dict[str, tuple[str, str]] = {
     "every module that is loaded": (
@@ -189,6 +213,14 @@ def test_found(name: str, lib: Path, tmp_path: Path) -> None:
 def test_is_no_patch(name: str, lib: Path, tmp_path: Path) -> None:
     report = run(NOT_FOUND[name], lib, tmp_path)
     assert [(f.action, f.target, f.key) for f in report.findings] == []
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_putting_back_is_no_patch(name: str, lib: Path, tmp_path: Path) -> None:
+    report = run(ONCE[name], lib, tmp_path)
+    assert [(f.target, f.replacement) for f in report.findings] == [
+        ("lib.core:Engine.run", "proj.patches:new")
+    ]
 
 
 @pytest.mark.parametrize("name", TOLD)
