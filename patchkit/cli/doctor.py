@@ -219,7 +219,7 @@ def _print_grid(console: Console, diagnosis: Diagnosis) -> None:
     layers = _shown_layers(sorted({c.key.layer for c in inside}), diagnosis)
     pair = "adapter installed" if diagnosis.pair == "exact" else "nothing installed"
     table = Table(
-        title=f"vLLM against the Hugging Face model under FSDP2, {pair}",
+        title=f"vLLM (TP {diagnosis.workers[0]}) against the Hugging Face model under FSDP2, {pair}",
         title_justify="left",
         caption="· equal   ■ differs   ▶ first   ◆ differs on equal inputs   – one side only",
         caption_justify="left",

@@ -37,6 +37,7 @@ class Diagnosis:
         tokens: Rows of both sides: of the engine's forwards, and of the trainer's.
         notes: What could not be recorded.
         bytes_held: Values held, per side.
+        workers: Tensor-parallel workers of the engine, and FSDP ranks of the trainer.
     """
 
     pair: str
@@ -50,6 +51,7 @@ class Diagnosis:
     tokens: tuple[int, int]
     notes: list[str] = field(default_factory=list)
     bytes_held: tuple[int, int] = (0, 0)
+    workers: tuple[int, int] = (1, 1)
 
     @classmethod
     def of(
@@ -77,6 +79,7 @@ class Diagnosis:
             tokens=(sum(rollout.step_tokens), sum(trainer.step_tokens)),
             notes=[f"{r.side}: {note}" for r in (rollout, trainer) for note in r.notes],
             bytes_held=(rollout.bytes_held, trainer.bytes_held),
+            workers=(setup.settings.tensor_parallel_size, setup.settings.ranks),
         )
 
     @property
@@ -118,6 +121,8 @@ class Diagnosis:
             "adapter": self.adapter[0],
             "profile": self.adapter[1],
             "packages": self.packages,
+            "tensor_parallel_size": self.workers[0],
+            "trainer_ranks": self.workers[1],
             "sequences": self.sequences,
             "tokens": {"rollout": self.tokens[0], "trainer": self.tokens[1]},
             "first": self.first.as_dict() if self.first else None,

@@ -44,7 +44,6 @@ a.box.shown { box-shadow: 0 0 0 2px var(--paper), 0 0 0 4px var(--link); }
 .legend span { display: inline-flex; gap: .4rem; align-items: center; }
 .legend .box { width: 16px; height: 16px; border-radius: 3px; line-height: 16px; font-size: 10px; }
 .legend .box.first { outline-width: 2px; }
-.cards { min-height: 6rem; }
 .card { display: none; border: 1px solid var(--line); border-radius: 6px; padding: .8rem 1rem;
   margin: .6rem 0; }
 .card:target, .card.shown { display: block; }
@@ -99,8 +98,9 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
     body = [
         f"<h1>{text(title)}</h1>",
         f"<p class=lead>{text(adapter)}{text(installed)} · {text(versions)} · "
-        f"{diagnosis.sequences} sequences, {diagnosis.tokens[0]:,} tokens through vLLM, "
-        f"{diagnosis.tokens[1]:,} through the Hugging Face model</p>",
+        f"{diagnosis.sequences} sequences, {diagnosis.tokens[0]:,} tokens through vLLM (TP "
+        f"{diagnosis.workers[0]}), {diagnosis.tokens[1]:,} through the Hugging Face model (FSDP2, "
+        f"{diagnosis.workers[1]} {'rank' if diagnosis.workers[1] == 1 else 'ranks'})</p>",
         f'<p class="verdict {"good" if diagnosis.equal else ""}">{text(diagnosis.verdict)}</p>',
         *_first(diagnosis),
         "<h2>Layers and operators</h2>",
