@@ -218,8 +218,9 @@ def _print_grid(console: Console, diagnosis: Diagnosis) -> None:
     inside = [c for c in cells if c.key.layer not in (BEFORE, AFTER)]
     layers = _shown_layers(sorted({c.key.layer for c in inside}), diagnosis)
     pair = "adapter installed" if diagnosis.pair == "exact" else "nothing installed"
+    tp = diagnosis.workers[0]
     table = Table(
-        title=f"vLLM (TP {diagnosis.workers[0]}) against the Hugging Face model under FSDP2, {pair}",
+        title=f"vLLM (TP {tp}) against the Hugging Face model under FSDP2, {pair}",
         title_justify="left",
         caption="· equal   ■ differs   ▶ first   ◆ differs on equal inputs   – one side only",
         caption_justify="left",
