@@ -10,6 +10,7 @@ from patchkit.audit._markers import out_of_a_stash
 from patchkit.audit._prescan import DOORS
 from patchkit.audit._sightings import BlindSpot, Place, Sighting
 from patchkit.audit._values import (
+    NONE,
     UNKNOWN,
     Bound,
     ClassOf,
@@ -97,8 +98,9 @@ class Writes:
                 self._swap(option, value, guards, frame, node, form)
             elif isinstance(option, Somewhere) and option.within and not is_code(value):
                 continue  # most likely an object's own attribute
-            elif isinstance(option, (Somewhere, Item)) and not is_plain(value):
-                self._write_somewhere(option, name, frame, node)
+            elif isinstance(option, (Somewhere, Item)):
+                if not is_plain(value) if isinstance(option, Item) else _matters(name, value):
+                    self._write_somewhere(option, name, frame, node)
             elif name in _ONLY_ON_CLASSES and isinstance(option, (Unknown, Param, Result)):
                 if any(isinstance(v, (Func, Bound)) for v, _ in options(value)):
                     self.blind(
@@ -109,7 +111,7 @@ class Writes:
                 continue  # one object's own attribute: other objects are not affected
             elif isinstance(option, ClassOf):
                 self._write_to_class(option, name, value, guards, frame, node, form)
-            elif names_module(option) and not is_plain(value):
+            elif names_module(option) and _matters(name, value):
                 self.blind(
                     "dynamic module", frame, node,
                     f"the module that gets {name!r} is computed at run time",
@@ -421,6 +423,13 @@ def _narrowed(value: Value, guards: tuple[Guard, ...]) -> Value:
         if all(g.kind != "choice" or chosen.get(g.site, g.branch) == g.branch for g in more)
     ]
     return either(kept) if kept else value
+
+
+def _matters(name: str, value: Value) -> bool:
+    """Whether a write into a module that is not known may be a patch: no note of one's own."""
+    if any(v in (NONE, Const(True), Const(False)) for v, _ in options(value)):
+        return not name.startswith("_")
+    return not is_plain(value)
 
 
 def _own_module_name(value: Value, frame: Frame) -> bool:

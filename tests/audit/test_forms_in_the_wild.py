@@ -170,6 +170,10 @@ TOLD: dict[str, tuple[str, str]] = {
         "import sys\ndef go():\n    for m in list(sys.modules.values()):\n"
         "        if hasattr(m, 'helper'):\n            m.helper = new", "dynamic module",
     ),
+    "function taken out of every module that is loaded": (
+        "import sys\nfor m in list(sys.modules.values()):\n"
+        "    if getattr(m, 'fast', None):\n        m.fast = None", "dynamic module",
+    ),
     "every module that is loaded, by name": (
         "import sys\ndef go():\n    for name, m in sys.modules.items():\n"
         "        setattr(m, 'helper', new)", "dynamic module",
