@@ -293,10 +293,10 @@ def test_relied_on_symbols_concern_the_side_that_patches_their_package(mk: Toys)
     with pytest.raises(PreflightError, match=":gone: not there") as refused:
         install(two_sided, "trainer")
     assert nowhere not in str(refused.value), "a trainer needs no inference engine"
-    with pytest.raises(PreflightError, match="engine_of_another_machine:Model.forward: not there"):
+    with pytest.raises(PreflightError, match=r"_machine:Model\.forward: not there"):
         install(two_sided, "rollout")
     neither = rollout(patch(f"{here.__name__}:f", lambda: 2), relies_on=(nowhere,))
-    with pytest.raises(PreflightError, match="engine_of_another_machine:Model.forward: not there"):
+    with pytest.raises(PreflightError, match=r"_machine:Model\.forward: not there"):
         install(neither, "rollout")
 
 
