@@ -40,6 +40,10 @@ def new_adapter(
         if not look_only:
             check_place(name, into)
         look = look_at(model)
+        if not as_json:
+            _show(look)
+        if not look_only and not as_json:
+            print("writing; manifests read all of the libraries, which takes a while …", flush=True)
         folder = None if look_only else write_skeleton(name, look, into)
     except PatchkitError as error:
         if as_json:
@@ -61,17 +65,18 @@ def new_adapter(
                 }
             )
         )
-    else:
-        _show(name, look, folder)
+    elif folder is not None:
+        from patchkit.kit import steps
+
+        print(f"written to {folder}. Next:\n{steps(name, look)}")
     raise typer.Exit(int(bool(look.missing)))
 
 
-def _show(name: str, look: Look, folder: Path | None) -> None:
+def _show(look: Look) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from patchkit.cli._tables import console
-    from patchkit.kit import steps
 
     out = console()
     classes = look.classes
@@ -94,6 +99,3 @@ def _show(name: str, look: Look, folder: Path | None) -> None:
         if not missing
         else Text(f"{missing} of {len(look.rows)} need you", "bold red")
     )
-    if folder is not None:
-        out.print(f"\nwritten to {folder}. Next:")
-        out.print(Text(steps(name, look)))
