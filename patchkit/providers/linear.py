@@ -75,6 +75,27 @@ class _ChunkedLinear(torch.autograd.Function):
         return grad_x, grad_w, None
 
 
+class _Linear(torch.autograd.Function):
+    """``[..., K] x [N, K] -> [..., N]``; the backward is the plain product's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return exact_matmul(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        grad_x = grad_w = None
+        if ctx.needs_input_grad[0]:
+            grad_x = torch.matmul(grad, weight.float()).to(x.dtype)
+        if ctx.needs_input_grad[1]:
+            flat = grad.reshape(-1, grad.shape[-1])
+            grad_w = torch.matmul(flat.transpose(0, 1), x.reshape(-1, x.shape[-1]).float())
+            grad_w = grad_w.to(weight.dtype)
+        return grad_x, grad_w
+
+
 def linear_chunks(x: Tensor, weight_NK: Tensor, chunks: int) -> Tensor:
     """Partial products of ``chunks`` equal slices of K.
 
@@ -105,7 +126,12 @@ def linear(x: Tensor, weight_NK: Tensor, *, chunks: int = 1, bias: Tensor | None
     row-parallel layer computes on any tensor-parallel size that divides it.
     A bias ``[N]`` is added in float32, before the caller rounds.
     """
-    flat = x.reshape(-1, x.shape[-1])
-    parts = linear_chunks(flat, weight_NK, chunks)
-    product = pairwise_tree(parts).view(*x.shape[:-1], weight_NK.shape[0])
+    if chunks == 1:
+        # No view: a trainer may change logits in place, which would take the hooks of
+        # FSDP off a module whose output is one.
+        product = _Linear.apply(x, weight_NK)
+    else:
+        flat = x.reshape(-1, x.shape[-1])
+        parts = linear_chunks(flat, weight_NK, chunks)
+        product = pairwise_tree(parts).view(*x.shape[:-1], weight_NK.shape[0])
     return product if bias is None else product + bias.float()

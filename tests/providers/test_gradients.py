@@ -194,3 +194,17 @@ def test_backward_of_no_rows(name):
     found = torch.autograd.grad(exact(*leaves).sum(), leaves)
     assert [g.shape for g in found] == [x.shape for x in leaves]
     assert all(not g.any() for g in found)
+
+
+def test_the_output_is_no_view_and_may_be_changed_in_place():
+    """Trainers divide logits by a temperature in place."""
+    x = torch.randn(2, 5, 64).bfloat16().requires_grad_()
+    weight = torch.randn(16, 64).bfloat16().requires_grad_()
+    logits = providers.linear(x, weight)
+    assert not logits._is_view()
+    logits.div_(2.0)
+    logits.sum().backward()
+    found = x.grad.clone()
+    x.grad = None
+    (providers.linear(x, weight) / 2.0).sum().backward()
+    assert torch.equal(found, x.grad)
