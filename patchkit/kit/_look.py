@@ -130,7 +130,9 @@ def look_at(model: Path) -> Look:
     if routed:
         # Experts multiply and activate inside of one operator.
         names.discard("ACTIVATION")
-    trainer_rows, trainer, wrappers = _trainer_rows(on_trainer, routed)
+    # With this setting there is a rule that it be empty: then no layer is dense.
+    never_dense = routed and "mlp_only_layers" in classes.config
+    trainer_rows, trainer, wrappers = _trainer_rows(on_trainer, never_dense)
     rules = _rules(classes, routed)
     return Look(
         classes=classes,
@@ -203,7 +205,9 @@ def _computes(module: str, name: str) -> bool:
 # -- trainer ---------------------------------------------------------------------------
 
 
-def _trainer_rows(walked: Walked, routed: bool) -> tuple[list[Row], list[str], dict[str, Wrapper]]:
+def _trainer_rows(
+    walked: Walked, never_dense: bool
+) -> tuple[list[Row], list[str], dict[str, Wrapper]]:
     rows: list[Row] = []
     made: list[tuple[int, str]] = []
     wrappers: dict[str, Wrapper] = {}
@@ -211,7 +215,7 @@ def _trainer_rows(walked: Walked, routed: bool) -> tuple[list[Row], list[str], d
         if not source.has("forward"):
             continue
         maker = maker_of(source.symbol)
-        if maker is not None and routed and maker.function == "gated_mlp":
+        if maker is not None and never_dense and maker.function == "gated_mlp":
             note = "no layer is dense: a rule demands an empty mlp_only_layers"
             rows.append(Row(side="trainer", operator=source.name, status="as it is", note=note))
         elif maker is not None:
