@@ -390,6 +390,13 @@ class Judge:
                 kind=VerdictKind.UNKNOWN,
                 text=f"{package}.{part} is brought by an extension of {package}",
             )
+        maker = target.made_when_asked(place)
+        if maker:
+            return Verdict(
+                version=target.label,
+                kind=VerdictKind.UNKNOWN,
+                text=f"{maker} makes this name when it is asked for it",
+            )
         return Verdict(
             version=target.label, kind=VerdictKind.GONE, text=f"there is no {what} {place}"
         )

@@ -126,6 +126,22 @@ class Target:
             module, _, name = found.partition(":")
         return None
 
+    def made_when_asked(self, place: str) -> str:
+        """The module whose ``__getattr__`` gives a name on the way to a place, by its text."""
+        parts = place.replace(":", ".").split(".")
+        for end in range(len(parts) - 1, 0, -1):
+            module = ".".join(parts[:end])
+            if self.source is None or not self.is_module(module):
+                continue
+            raw = self.source.source.raw(module)
+            file = self.source.source.modules().get(module)
+            text = self.text(file) if file is not None else None
+            if raw is None or not raw.dynamic or text is None:
+                return ""
+            name = parts[end]
+            return module if f'"{name}"' in text or f"'{name}'" in text else ""
+        return ""
+
     def _defines(self, module: str, name: str) -> bool:
         assert self.source is not None
         raw = self.source.source.raw(module)

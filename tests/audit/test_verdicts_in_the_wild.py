@@ -141,6 +141,19 @@ def test_what_the_project_adds_may_be_looked_for(tmp_path: Path) -> None:
     assert kinds["lib.core:f"] == "fine"
 
 
+@pytest.mark.parametrize(("name", "kind"), {"web": "unknown", "gone": "gone"}.items())
+def test_through_a_name_made_when_asked(name: str, kind: str, tmp_path: Path) -> None:
+    lib = write_tree(tmp_path / "1.0", {
+        "lib/__init__.py": "def __getattr__(name):\n    if name == 'web':\n"
+        "        import other\n        return other\n    raise AttributeError(name)\n",
+    })  # fmt: skip
+    project = write_tree(
+        tmp_path / "project", {"p.py": f"from lib import {name} as w\nw.Client.send = print\n"}
+    )
+    (finding,) = audit(project, against=[str(lib)], workers=1).findings
+    assert finding.verdicts[0].kind.value == kind
+
+
 def test_what_a_backend_brings_is_not_judged(tmp_path: Path) -> None:
     torch = write_tree(tmp_path / "torch", {"torch/__init__.py": "__version__ = '2.0'\n"})
     project = write_tree(
