@@ -138,3 +138,20 @@ def test_a_submodule_that_nobody_answers_for_is_named(copy: Path):
         "",
     )
     assert "LlamaMLP" in failure(copy, "reached")
+
+
+@pytest.mark.nightly
+def test_a_patch_that_nothing_runs_is_named(copy: Path):
+    """RMSNorm's CUDA path, on a CPU: installed, reviewed, and never called."""
+    change(
+        copy / "patchkit_llama/__init__.py",
+        "    rollout=RUNTIME_PATCHES + vllm_cpu.DENSE,",
+        "    rollout=RUNTIME_PATCHES + vllm_cpu.DENSE + (\n"
+        "        replace(vllm_cpu.NORM[0], symbol=vllm_cpu.NORM[0].symbol.replace(\n"
+        '            "forward_native", "forward_cuda")),\n'
+        "    ),",
+    )
+    assert run(copy, "patchkit", "adapt", "llama", "--yes").returncode == 0
+    text = failure(copy, "reached")
+    assert "RMSNorm.forward_cuda" in text
+    assert "is installed and was never called" in text
