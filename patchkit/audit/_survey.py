@@ -6,7 +6,6 @@ import ast
 import gc
 import re
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -60,7 +59,7 @@ class Survey:
         self._looks: dict[str, FileLook] = {}
         self._chosen: dict[str, ModuleState] = {}
         self._possibilities: dict[tuple[str, str], bool] = {}
-        self._used: Counter[str] | None = None
+        self._uses: dict[str, bool] = {}
 
     def run(self) -> Survey:
         with collector_paused():
@@ -353,14 +352,18 @@ class Survey:
         It does where it reads it of ``self``, reads a private one of anything, calls
         something by this name, or reads it more than once by itself.
         """
-        if self._used is None:
-            used: Counter[str] = Counter()
-            for state in self._chosen.values():
-                for node in ast.walk(state.tree):
-                    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                        used[node.id] += 1
-            self._used = used
-        if self._used[name] > 1:
+        if name not in self._uses:
+            self._uses[name] = self._looks_for(name)
+        return self._uses[name]
+
+    def _looks_for(self, name: str) -> bool:
+        read_alone = sum(
+            isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+            for state in self._chosen.values()
+            if name in state.source
+            for node in ast.walk(state.tree)
+        )
+        if read_alone > 1:
             return True
         word = re.escape(name.encode())
         owner = rb"[\w)\]]" if name.startswith("_") else rb"\b(?:self|cls)"

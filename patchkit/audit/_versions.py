@@ -48,6 +48,7 @@ class Target:
         self.label = label or f"{view.package} {self.version}"
         self._drifts: dict[tuple[int, str], Finding | None] = {}
         self._aliases: dict[str, tuple[str, ...]] = {}
+        self._with_text: dict[str, list[str]] = {}
 
     @property
     def source(self) -> SourceView | None:
@@ -309,7 +310,12 @@ class Target:
         """The files of the package in which a text stands."""
         if self.source is None:
             return []
-        wanted = text.encode()
+        if text not in self._with_text:
+            self._with_text[text] = self._search(text.encode())
+        return self._with_text[text]
+
+    def _search(self, wanted: bytes) -> list[str]:
+        assert self.source is not None
         found = []
         for file in self.source.source.modules().values():
             try:
