@@ -51,6 +51,11 @@ def _partial_rotation(config: Mapping[str, Any]) -> Iterator[settings.Setting]:
     )
 
 
+def _own_output_layer(config: Mapping[str, Any]) -> Iterator[settings.Setting]:
+    """vLLM builds one of its own, tied or not, and would leave it as memory was."""
+    yield settings.only(config, "tie_word_embeddings", False)
+
+
 RULES = (
     settings.model_type("glm4_moe"),
     settings.decoder,
@@ -58,14 +63,15 @@ RULES = (
     settings.experts("n_routed_experts"),
     _grouped_experts,
     _partial_rotation,
+    _own_output_layer,
 )
 
 
 def check_model(config: Mapping[str, Any], *, rollout_tensor: int = 1) -> list[Violation]:
     """Compare a Hugging Face ``config.json`` with what the adapter covers.
 
-    ``attention_bias``, ``use_qk_norm`` and ``tie_word_embeddings`` may be either. Layers
-    for multi-token prediction are not loaded on either side.
+    ``attention_bias`` and ``use_qk_norm`` may be either. Layers for multi-token
+    prediction are not loaded on either side.
 
     Args:
         config: The file's content.

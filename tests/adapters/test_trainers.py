@@ -30,9 +30,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "glm4_moe",
         {"use_qk_norm": False, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0},
     ),
-    "glm4_moe, tied, no biases": (
+    "glm4_moe, no biases": (
         "glm4_moe",
-        {"attention_bias": False, "tie_word_embeddings": True, "n_shared_experts": 2},
+        {"attention_bias": False, "n_shared_experts": 2},
     ),
 }
 

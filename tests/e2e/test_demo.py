@@ -86,15 +86,32 @@ def test_shared_and_routed_experts_agree_with_two_workers(tmp_path: Path) -> Non
     check_phases(passed(run_demo(tmp_path, *options)), at_least=1000)
 
 
+# As GLM-4.5-Air is: no norms of queries and keys, one group, a layer for multi-token prediction.
+AIR = {
+    "use_qk_norm": "false",
+    "n_group": "1",
+    "topk_group": "1",
+    "routed_scaling_factor": "1.0",
+    "num_nextn_predict_layers": "1",
+}
+IN_FULL = {
+    **OTHER_ADAPTERS,
+    "glm4_moe, as Air": (
+        *OTHER_ADAPTERS["glm4_moe"],
+        *(option for name, value in AIR.items() for option in ("--setting", f"{name}={value}")),
+    ),
+}
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", OTHER_ADAPTERS)
+@pytest.mark.parametrize("name", IN_FULL)
 def test_the_other_adapters_in_full(tmp_path: Path, name: str) -> None:
     """Both tensor-parallel sizes on the whole workload, beside what the stock pair makes of it."""
-    whole = passed(run_demo(tmp_path, *OTHER_ADAPTERS[name]))
+    whole = passed(run_demo(tmp_path, *IN_FULL[name]))
     check_phases(whole, at_least=4000)
     for phase in whole["phases"]:
         assert phase["stock"]["mismatch_count"] > 0.9 * phase["stock"]["token_count"]
-    two = passed(run_demo(tmp_path, *OTHER_ADAPTERS[name], "--tp", "2", "--no-stock"))
+    two = passed(run_demo(tmp_path, *IN_FULL[name], "--tp", "2", "--no-stock"))
     check_phases(two, at_least=4000)
 
 
