@@ -357,14 +357,17 @@ class Survey:
         return self._uses[name]
 
     def _looks_for(self, name: str) -> bool:
-        read_alone = sum(
-            isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-            for state in self._chosen.values()
-            if name in state.source
-            for node in ast.walk(state.tree)
-        )
-        if read_alone > 1:
-            return True
+        alone = re.compile(rf"(?<![\w.\"']){re.escape(name)}\b")
+        count = 0
+        for state in self._chosen.values():
+            if name not in state.source or alone.search(state.source) is None:
+                continue
+            count += sum(
+                isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+                for node in ast.walk(state.tree)
+            )
+            if count > 1:
+                return True
         word = re.escape(name.encode())
         owner = rb"[\w)\]]" if name.startswith("_") else rb"\b(?:self|cls)"
         # `A._name = B._name` puts it there.
@@ -373,7 +376,7 @@ class Survey:
         return any(
             read.search(put.sub(b"", text)) is not None
             for text in map(self.project.text, self.project.files)
-            if name.encode() in text
+            if name.encode() in text and read.search(text) is not None
         )
 
 
