@@ -36,6 +36,10 @@ from patchkit.audit._values import (
 )
 
 _ROUNDS = 4
+_WORD = re.compile(rb"\w")
+_CALLED_WITH = re.compile(rb"(?<!attr)\(\s*[\"']$")
+_OF_ANYTHING = re.compile(rb"[\w)\]]\.$")
+_OF_ITSELF = re.compile(rb"\b(?:self|cls)\.$")
 # How often what a helper is given may be handed on before it is written to.
 _HANDED_ON = 2
 # Below this many files a second process costs more than it brings.
@@ -357,10 +361,11 @@ class Survey:
         return self._uses[name]
 
     def _looks_for(self, name: str) -> bool:
-        alone = re.compile(rf"(?<![\w.\"']){re.escape(name)}\b")
         count = 0
+        word = name.encode()
         for state in self._chosen.values():
-            if name not in state.source or alone.search(state.source) is None:
+            text = state.source.encode()
+            if not any(_stands_alone(text, at) for at in _occurrences(text, word)):
                 continue
             count += sum(
                 isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
@@ -368,16 +373,38 @@ class Survey:
             )
             if count > 1:
                 return True
-        word = re.escape(name.encode())
-        owner = rb"[\w)\]]" if name.startswith("_") else rb"\b(?:self|cls)"
-        # `A._name = B._name` puts it there.
-        put = re.compile(rb"^.*\." + word + rb"\s*=[^=].*$", re.MULTILINE)
-        read = re.compile(owner + rb"\." + word + rb"\b|(?<!attr)\(\s*[\"']" + word + rb"[\"']")
         return any(
-            read.search(put.sub(b"", text)) is not None
+            _is_meant(text, at, word)
             for text in map(self.project.text, self.project.files)
-            if name.encode() in text and read.search(text) is not None
+            for at in _occurrences(text, word)
         )
+
+
+def _occurrences(text: bytes, word: bytes) -> Iterator[int]:
+    """Where a whole word stands."""
+    at = text.find(word)
+    while at >= 0:
+        if not _WORD.match(text, at + len(word)) and not (at and _WORD.match(text, at - 1)):
+            yield at
+        at = text.find(word, at + 1)
+
+
+def _stands_alone(text: bytes, at: int) -> bool:
+    """Whether a word is no attribute and no text of its own."""
+    return text[at - 1 : at] not in (b".", b"'", b'"')
+
+
+def _is_meant(text: bytes, at: int, word: bytes) -> bool:
+    """Whether a word is read of an object, or is what something is called with."""
+    before = text[max(at - 40, 0) : at]
+    if _CALLED_WITH.search(before) is not None:
+        return text[at + len(word) : at + len(word) + 1] in (b"'", b'"')
+    if not (_OF_ANYTHING if word.startswith(b"_") else _OF_ITSELF).search(before):
+        return False
+    # `A._name = B._name` puts it there.
+    start, end = text.rfind(b"\n", 0, at) + 1, text.find(b"\n", at)
+    line = text[start : end if end >= 0 else len(text)]
+    return re.search(rb"\." + re.escape(word) + rb"\s*=[^=]", line) is None
 
 
 def _is_made_here(value: Value) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Sequence
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -360,6 +361,8 @@ class Versions:
 
     def installed(self, package: str) -> Target | None:
         """The installed copy of a package."""
+        if package in sys.stdlib_module_names:
+            return None  # no distribution's
         if package not in self._installed:
             try:
                 source = InstalledSource(package)
