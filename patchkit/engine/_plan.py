@@ -161,7 +161,8 @@ def bring_in(patches: list[Patch]) -> set[str]:
     """Wait for imports of targets that are under way, and import the replacements of loaded ones.
 
     Returns:
-        Modules that this very thread is importing, further up its stack.
+        Modules that another attempt would not bring in either: this very thread is
+        importing them, further up its stack, or they raise when they are imported.
     """
     unfinished = set()
     for patch in patches:
@@ -175,8 +176,9 @@ def bring_in(patches: list[Patch]) -> set[str]:
                 unfinished.add(name)
         try:
             resolve(patch.replacement)
-        except PatchkitError:
-            continue  # build() reports it, with the rest
+        except PatchkitError:  # build() reports it, with the rest
+            if isinstance(patch.replacement, str):
+                unfinished.add(Symbol.parse(patch.replacement).module)
     return unfinished
 
 
@@ -191,7 +193,9 @@ def settled(patches: list[Patch], unfinished: set[str]) -> bool:
             return False
         if isinstance(patch.replacement, str):
             ours = Symbol.parse(patch.replacement).module
-            if inert.loaded(ours) is None and find_facts(patch.replacement) is not None:
+            if ours in unfinished or inert.loaded(ours) is not None:
+                continue
+            if find_facts(patch.replacement) is not None:
                 return False
     return True
 

@@ -122,7 +122,7 @@ def resolve(reference: Any) -> Any:
     symbol = Symbol.parse(reference)
     try:
         value: Any = import_module(symbol.module)
-    except ImportError as error:
+    except Exception as error:  # whatever a module raises when it is run
         raise ReferenceNotFoundError(reference, f"{type(error).__name__}: {error}") from error
     for part in symbol.qualname.split("."):
         if inert.is_module(value) or inert.is_class(value):

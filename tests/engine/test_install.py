@@ -211,6 +211,23 @@ def test_references_are_resolved_when_planned_and_not_before(mk: Toys) -> None:
         assert up.f() == "new"
 
 
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        ("import no_such_module_anywhere\ndef f(): return 2", "no_such_module_anywhere"),
+        ("raise ValueError('no licence')\ndef f(): return 2", "ValueError: no licence"),
+    ],
+)
+def test_a_replacement_whose_module_does_not_import_is_told_with_its_error(
+    mk: Toys, source: str, error: str
+) -> None:
+    up = mk("def f(): return 'old'")
+    adapter = rollout(patch(f"{up.__name__}:f", f"{mk.write(source)}:f"))
+    with pytest.raises(PreflightError, match=error):
+        install(adapter, "rollout")
+    assert up.f() == "old"
+
+
 def test_reinstalling_the_same_definition_gives_the_same_handle(mk: Toys) -> None:
     up = mk("def f(n): return n")
 
