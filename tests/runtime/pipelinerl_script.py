@@ -125,8 +125,10 @@ async def main(folder: Path, contract: Contract, model: Path) -> dict[str, Any]:
     result["verdict"] = verify_artifact(artifact.write(folder / "artifact.json")).verdict
 
     # The core is killed with requests under way: each of them ends, and the next call says who.
+    seen["tokens"] = 0
     running = [asyncio.create_task(generate(i, p, TOKENS)) for i, p in enumerate(PROMPTS)]
-    await asyncio.sleep(0.5)
+    while seen["tokens"] < 50:
+        await asyncio.sleep(0.005)
     pid = attested[0].pid
     os.kill(pid, signal.SIGKILL)
     begun = time.monotonic()
