@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from patchkit.audit._attribute_calls import AttributeCalls
 from patchkit.audit._expressions import UNROLL, rebind
+from patchkit.audit._handlers import Args, Handler, Kwargs
 from patchkit.audit._known import (
     WRAPPER_CLASSES,
     WRAPPING_CALLS,
@@ -53,9 +53,6 @@ if TYPE_CHECKING:
     from patchkit.audit._expressions import Frame
     from patchkit.audit._interpreter import Interpreter
 
-Args = tuple[Value, ...]
-Kwargs = dict[str, Value]
-Handler = Callable[[Args, Kwargs, "Frame", ast.AST], Value]
 
 _MANAGER = re.compile(r"^(?:register_patch(?:es)?|add_patch|apply_patch|patch_attr\w*)$")
 

@@ -263,10 +263,6 @@ class Ways:
         found = [e.guards for e in edges]
         return [] if any(not g for g in found) else found
 
-    def callers(self, function: Func) -> list[CallEdge]:
-        """The calls of a function."""
-        return self._callers.get(id(function.node), [])
-
 
 # ---- words and ranges ------------------------------------------------------------------
 

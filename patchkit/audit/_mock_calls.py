@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from patchkit.audit._handlers import Args, Handler, Kwargs
 from patchkit.audit._known import (
     dotted_ref,
 )
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from patchkit.audit._expressions import Frame
     from patchkit.audit._interpreter import Interpreter
 
-Args = tuple[Value, ...]
-Kwargs = dict[str, Value]
-Handler = Callable[[Args, Kwargs, "Frame", ast.AST], Value]
 
 _MOCKS = ("unittest.mock.patch", "mock.patch", "mock.mock.patch")
 

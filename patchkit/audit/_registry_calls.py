@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from patchkit.audit._handlers import Args, Kwargs
 from patchkit.audit._known import (
     REGISTERING,
     is_code,
@@ -27,9 +28,6 @@ from patchkit.audit._values import (
 if TYPE_CHECKING:
     from patchkit.audit._expressions import Frame
     from patchkit.audit._interpreter import Interpreter
-
-Args = tuple[Value, ...]
-Kwargs = dict[str, Value]
 
 
 class RegistryCalls:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from patchkit.audit._handlers import Args, Kwargs
 from patchkit.audit._values import (
     NONE,
     UNKNOWN,
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from patchkit.audit._expressions import Frame
     from patchkit.audit._interpreter import Interpreter
 
-Args = tuple[Value, ...]
-Kwargs = dict[str, Value]
 
 _INSTALLED = re.compile(r"(?:site|dist)-packages/(.+)$")
 _SAME_TEXT = frozenset({

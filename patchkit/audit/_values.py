@@ -342,9 +342,6 @@ class Guard:
         text = self.test if isinstance(self.test, str) else ast.unparse(self.test)
         return f"not ({text})" if self.negated else text
 
-    def excludes(self, other: Guard) -> bool:
-        return self.site == other.site and self.branch != other.branch
-
 
 Value: TypeAlias = (
     Unknown | Param | Const | Seq | Map | Ref | Item | OwnModule | Func | Klass | Inst | Bound
