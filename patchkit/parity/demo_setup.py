@@ -7,10 +7,7 @@ variables yet.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +17,7 @@ from typing import Any
 from patchkit.engine import Adapter, find_adapter
 from patchkit.errors import ConfigurationError, PatchkitError
 from patchkit.parity import rollout_engine as engines
+from patchkit.parity.tiny_checkpoint import make_tiny_checkpoint
 from patchkit.runtime.contract import Contract, observe, preflight
 from patchkit.runtime.environment import Environment
 from patchkit.runtime.profile import Profile, load_profile
@@ -27,14 +25,6 @@ from patchkit.runtime.profile import Profile, load_profile
 Observer = Callable[[str], None]
 
 _NEEDED = ("tiny_model", "logprobs", "weight_map", "profiles")
-
-_MAKE = """
-import json, sys
-from pathlib import Path
-from patchkit.engine import resolve_reference
-reference, folder, seed, changes = sys.argv[1:]
-resolve_reference(reference)(Path(folder), seed=int(seed), **json.loads(changes))
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +97,7 @@ def set_up(settings: DemoSettings, observe_stage: Observer = lambda stage: None)
     folder = settings.folder.absolute()
     model = folder / "checkpoint-0"
     observe_stage("make a tiny model with random weights")
-    _make_model(adapter, model, settings)
+    make_tiny_checkpoint(adapter, model, seed=settings.seed, changes=settings.model_changes)
     observe_stage(f"check profile {profile.name!r} against this machine")
     contract = preflight(
         profile,
@@ -144,15 +134,6 @@ def demo_profile(settings: DemoSettings, adapter: Adapter) -> Profile:
             else {}
         ),
     )
-
-
-def _make_model(adapter: Adapter, folder: Path, settings: DemoSettings) -> None:
-    assert adapter.tiny_model is not None  # checked by set_up
-    changes = json.dumps(settings.model_changes)
-    command = [sys.executable, "-c", _MAKE, adapter.tiny_model, str(folder), str(settings.seed)]
-    made = subprocess.run([*command, changes], capture_output=True, text=True, check=False)
-    if made.returncode:
-        raise PatchkitError(f"the tiny model could not be made\n{made.stderr[-2000:]}")
 
 
 def new_run_folder(parent: Path) -> Path:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 from patchkit.engine import Adapter, adapter_names, find_adapter
 from patchkit.errors import ConfigurationError, PatchkitError
 from patchkit.parity import rollout_engine as engines
+from patchkit.parity.tiny_checkpoint import make_tiny_checkpoint
 from patchkit.runtime.contract import Contract, observe, preflight
 from patchkit.runtime.environment import Environment
 from patchkit.runtime.profile import Profile, load_profile
@@ -27,14 +26,6 @@ __all__ = ["DoctorError", "DoctorSettings", "DoctorSetup", "Workload", "set_up"]
 
 Observer = Callable[[str], None]
 PAIRS = ("exact", "stock")
-
-_MAKE = """
-import json, sys
-from pathlib import Path
-from patchkit.engine import resolve_reference
-reference, folder, seed, changes = sys.argv[1:]
-resolve_reference(reference)(Path(folder), seed=int(seed), **json.loads(changes))
-"""
 
 
 class DoctorError(PatchkitError):
@@ -207,9 +198,7 @@ def _profile(settings: DoctorSettings, adapter: Adapter | None) -> Profile | Non
 
 
 def _make_model(adapter: Adapter, folder: Path, settings: DoctorSettings) -> None:
-    assert adapter.tiny_model is not None
-    changes = json.dumps(settings.model_changes)
-    command = [sys.executable, "-c", _MAKE, adapter.tiny_model, str(folder), str(settings.seed)]
-    made = subprocess.run([*command, changes], capture_output=True, text=True, check=False)
-    if made.returncode:
-        raise DoctorError(f"doctor: the tiny model could not be made\n{made.stderr[-2000:]}")
+    try:
+        make_tiny_checkpoint(adapter, folder, seed=settings.seed, changes=settings.model_changes)
+    except PatchkitError as error:
+        raise DoctorError(f"doctor: {error}") from error
