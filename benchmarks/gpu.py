@@ -202,6 +202,13 @@ def operators(options: argparse.Namespace) -> None:
     measure(options.out / "operators.json")
 
 
+def profile(options: argparse.Namespace) -> None:
+    """Where an engine's time goes, kernel by kernel."""
+    name = options.name or f"profile-{options.kind}"
+    os.environ.update(rollout.environment(options.kind, SCRATCH, tag=f"-{name}"))
+    rollout.profile(options.model, options.kind, options.out / f"{name}.json")
+
+
 def throughput(options: argparse.Namespace) -> None:
     """Engines of all kinds on one GPU, one at work at a time, in turn and repeated."""
     name = options.name or "throughput"
@@ -340,6 +347,7 @@ PARTS = {
     "grpo": grpo,
     "trainer": trainer,
     "operators": operators,
+    "profile": profile,
     "throughput": throughput,
     "serve": lambda options: rollout.serve(options.model, options.kind, seed=1000),
     "table": table,

@@ -1,50 +1,24 @@
 """Whole GRPO steps on one GPU, colocated: sample, old log-probabilities, step, weights.
 
 ``stock`` is vLLM as it comes and Hugging Face's own forward; a profile of ours adds
-what it proves with: exact operators, parity gate, receipts on both sides. Engine and
-trainer share the GPU by a fixed split of its memory.
+what it proves with: exact operators, parity gate, receipts on both sides. Both load new
+weights the same way. Engine and trainer share the GPU by a fixed split of its memory.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import pickle
 import random
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_runs import rollout
-
-
-class StockLoader:
-    """Worker extension that loads from shared memory without anything of the runtime's."""
-
-    def bench_start(self) -> None:
-        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
-
-        initialize_layerwise_reload(self.model_runner.get_model())  # type: ignore[attr-defined]
-
-    def bench_part(self, handles: bytes) -> None:
-        import torch
-        from torch.multiprocessing.reductions import rebuild_cuda_tensor
-
-        from patchkit_adapters.qwen3_moe.cuda_weights import per_expert
-
-        (shared,) = pickle.loads(handles).values()
-        model = self.model_runner.get_model()  # type: ignore[attr-defined]
-        model.load_weights(per_expert((name, rebuild_cuda_tensor(*args)) for name, args in shared))
-        torch.cuda.synchronize()
-
-    def bench_finish(self) -> None:
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-
-        model = self.model_runner.get_model()  # type: ignore[attr-defined]
-        finalize_layerwise_reload(model, self.model_config)  # type: ignore[attr-defined]
 
 
 def run(model: Path, kind: str, steps: int, target: Path, rendezvous: str) -> None:
@@ -73,6 +47,7 @@ def _run(model: Path, kind: str, steps: int, target: Path, rendezvous: str) -> N
         "nccl", init_method=rendezvous, rank=0, world_size=1, device_id=torch.device("cuda", 0)
     )
     control = dist.new_group(backend="gloo")
+    import_module("transformers.models.qwen3_moe.modeling_qwen3_moe")
     # Stock code runs outside exact_context: there every patch leaves it as it was.
     patchkit.install(adapter="qwen3_moe", side="trainer", profile=kind if exact else "vllm_bi")
     llm = _engine(model, kind)
@@ -125,14 +100,13 @@ class _Clock:
 def _engine(model: Path, kind: str) -> Any:
     from vllm import LLM
 
-    arguments = rollout.arguments(model, kind, chunk=8192, cache_gib=4.0)
-    if rollout.patched(kind):
-        from patchkit.runtime.sync import IPC_BACKEND, register_backend
+    from patchkit.runtime.sync import IPC_BACKEND, register_backend
 
-        register_backend()
-        arguments["weight_transfer_config"] = {"backend": IPC_BACKEND}
-    else:
-        arguments["worker_extension_cls"] = "benchmarks.gpu_runs.grpo.StockLoader"
+    register_backend()
+    arguments = rollout.arguments(model, kind, chunk=8192, cache_gib=4.0)
+    arguments["weight_transfer_config"] = {"backend": IPC_BACKEND}
+    if not rollout.patched(kind):
+        arguments["worker_extension_cls"] = "benchmarks.gpu_runs.stock_worker.StockWorker"
     return LLM(**arguments)
 
 
@@ -168,10 +142,10 @@ def _stock_delivery(trainer: Any, llm: Any, control: Any) -> Callable[[int], Non
     def deliver(version: int) -> None:
         if version == 0:
             return
-        llm.collective_rpc("bench_start")
+        llm.start_weight_update()
         for part in _parts(trainer, control, version):
-            llm.collective_rpc("bench_part", args=(part["handles"],))
-        llm.collective_rpc("bench_finish")
+            llm.update_weights({"update_info": part})
+        llm.finish_weight_update()
         llm.reset_prefix_cache()
 
     return deliver

@@ -249,6 +249,51 @@ def start_once(
     os._exit(code)
 
 
+def profile(model: Path, kind: str, path: Path, *, tokens: int = 64) -> None:
+    """Where a decode step's time on the GPU goes, 64 and 256 at once: kernels by their time.
+
+    The engine runs in this process, so that the profiler sees it. Prompts are short: one
+    step of prefill, then decode only.
+    """
+    code = 1
+    try:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        from torch.profiler import ProfilerActivity
+        from torch.profiler import profile as record
+        from vllm import LLM
+
+        llm = LLM(**arguments(model, kind))
+        found: dict[str, Any] = {"kind": kind, "tokens": tokens}
+        for concurrent in (64, 256):
+            asked = prompts(40, concurrent, 16, 16)
+            for _ in range(2):
+                sample(llm, asked, tokens)
+            walls = [sample(llm, asked, tokens)[1] for _ in range(3)]
+            with record(activities=[ProfilerActivity.CUDA]) as recorded:
+                sample(llm, asked, tokens)
+            kernels = sorted(
+                (
+                    (event.self_device_time_total, event.count, event.key)
+                    for event in recorded.key_averages()
+                ),
+                reverse=True,
+            )
+            found[f"at_once_{concurrent}"] = {
+                "wall_ms_per_step": round(1e3 * min(walls) / tokens, 3),
+                "gpu_ms_per_step": round(sum(k[0] for k in kernels) / 1e3 / tokens, 3),
+                "kernels": [
+                    {"ms": round(time_us / 1e3, 3), "calls": calls, "name": name[:120]}
+                    for time_us, calls, name in kernels[:30]
+                ],
+            }
+            path.write_text(json.dumps(found, indent=1))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def serve(model: Path, kind: str, seed: int) -> None:
     """:func:`_serve`, ending at once: an ordinary exit would wait for the engine's processes."""
     code = 1

@@ -120,6 +120,134 @@ def _combine(
     return out
 
 
+# Specialised by neither number: a new batch size must not compile a new kernel.
+@triton.jit(do_not_specialize=["pairs", "blocks_m"])
+def _sliced_down_kernel(
+    x_ptr,
+    w_ptr,
+    weight_ptr,
+    each_ptr,
+    pair_ptr,
+    block_expert_ptr,
+    padded_ptr,
+    N,
+    pairs,
+    blocks_m,
+    stride_x,
+    stride_we,
+    stride_wn,
+    stride_slice,
+    K: tl.constexpr,
+    SLICES: tl.constexpr,
+    WAY: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    """``fused_moe_kernel`` with router weights; every slice of K is rounded and stored apart."""
+    pid = tl.program_id(0)
+    blocks_n = tl.cdiv(N, BLOCK_N)
+    per_group = GROUP_M * blocks_n
+    first_m = (pid // per_group) * GROUP_M
+    group_m = min(blocks_m - first_m, GROUP_M)
+    pid_m = first_m + (pid % per_group) % group_m
+    pid_n = (pid % per_group) // group_m
+    if pid_m * BLOCK_M >= tl.load(padded_ptr):
+        return
+    pair = tl.load(pair_ptr + pid_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    filled = pair < pairs
+    expert = tl.load(block_expert_ptr + pid_m).to(tl.int64)
+    column = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    each_ptrs = each_ptr + pair[:, None] * N + column[None, :]
+    stored = filled[:, None] & (column[None, :] < N)
+    dtype = each_ptr.dtype.element_ty
+    part: tl.constexpr = K // SLICES
+    steps: tl.constexpr = part // BLOCK_K
+    own = 0
+    if WAY == 0:  # one program per slice
+        own = tl.program_id(1)
+        each_ptrs += own.to(tl.int64) * stride_slice
+    if expert < 0:  # another rank's
+        zeros = tl.zeros((BLOCK_M, BLOCK_N), dtype)
+        for _ in tl.static_range(1 if WAY == 0 else SLICES):
+            tl.store(each_ptrs, zeros, mask=stored)
+            each_ptrs += stride_slice
+        return
+    offs_k = own * part + tl.arange(0, BLOCK_K)
+    # Rows and outputs past the end read the first ones and are not stored.
+    rows = tl.where(filled, pair, 0)
+    outputs = tl.where(column < N, column, 0).to(tl.int64)
+    x_ptrs = x_ptr + rows[:, None] * stride_x + offs_k[None, :]
+    w_ptrs = w_ptr + expert * stride_we + outputs[None, :] * stride_wn + offs_k[:, None]
+    weight = tl.load(weight_ptr + pair, mask=filled, other=0.0)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if WAY == 2:
+        for step in range(SLICES * steps):
+            acc = tl.dot(tl.load(x_ptrs), tl.load(w_ptrs), acc)
+            x_ptrs += BLOCK_K
+            w_ptrs += BLOCK_K
+            if step % steps == steps - 1:
+                tl.store(each_ptrs, (acc * weight[:, None]).to(dtype), mask=stored)
+                each_ptrs += stride_slice
+                acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    else:
+        for _ in tl.static_range(1 if WAY == 0 else SLICES):
+            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            for _k in range(steps):
+                acc = tl.dot(tl.load(x_ptrs), tl.load(w_ptrs), acc)
+                x_ptrs += BLOCK_K
+                w_ptrs += BLOCK_K
+            tl.store(each_ptrs, (acc * weight[:, None]).to(dtype), mask=stored)
+            each_ptrs += stride_slice
+
+
+WAY = 0
+
+
+def sliced_down(
+    x_PF: Tensor,
+    w2_EHF: Tensor,
+    weight_P: Tensor,
+    aligned: tuple[Tensor, Tensor, Tensor],
+    each_SPH: Tensor,
+    tile: dict[str, int],
+    way: int | None = None,
+) -> None:
+    """Each pair's product with its expert's ``w2``, times its weight, slice by slice of F.
+
+    Args:
+        x_PF: bf16, rows contiguous.
+        w2_EHF: bf16, rows contiguous.
+        weight_P: float32.
+        aligned: Of vLLM's ``moe_align_block_size``, for the tile's ``BLOCK_SIZE_M``.
+        each_SPH: Where the slices' results go, bf16, contiguous.
+        tile: As for vLLM's kernel.
+
+    Raises:
+        ValueError: No power of two that is at least 16 divides a slice of F.
+    """
+    slices, pairs, hidden = each_SPH.shape
+    width = x_PF.shape[1]
+    step = tile["BLOCK_SIZE_K"]
+    while step > 16 and (width // slices) % step:
+        step //= 2
+    if width % (slices * step):
+        raise ValueError(
+            f"experts of width {width} in {slices} slices: every slice must be a multiple of 16"
+        )
+    by_block, block_expert, padded = aligned
+    blocks_m, block_n = block_expert.numel(), tile["BLOCK_SIZE_N"]
+    way = WAY if way is None else way
+    _sliced_down_kernel[(blocks_m * triton.cdiv(hidden, block_n), slices if way == 0 else 1)](
+        x_PF, w2_EHF, weight_P, each_SPH, by_block, block_expert, padded,
+        hidden, pairs, blocks_m,
+        x_PF.stride(0), w2_EHF.stride(0), w2_EHF.stride(1), each_SPH.stride(0),
+        width, slices, way, tile["BLOCK_SIZE_M"], block_n, step, tile["GROUP_SIZE_M"],
+        num_warps=tile.get("num_warps", 4), num_stages=tile.get("num_stages", 3),
+    )  # fmt: skip
+
+
 @triton.jit
 def _activation_backward_kernel(
     gate_up_ptr,
@@ -198,25 +326,23 @@ def expert_outputs(
         "use_int4_w4a16": False,
         "per_channel_quant": False,
     }
-    by_block, block_expert, padded = moe_align_block_size(
-        expert_Tk, tile["BLOCK_SIZE_M"], experts or count, expert_map
-    )
+    aligned = moe_align_block_size(expert_Tk, tile["BLOCK_SIZE_M"], experts or count, expert_map)
     gate_up = x_TH.new_empty((tokens, top_k, doubled))
     invoke_fused_moe_triton_kernel(
-        x_TH, w13_EFH, gate_up, None, None, None, by_block, block_expert, padded,
-        False, top_k, tile, **plain,
-    )  # fmt: skip
+        x_TH, w13_EFH, gate_up, None, None, None, *aligned, False, top_k, tile, **plain
+    )
     gate_up = gate_up.view(tokens * top_k, doubled)
     activated = x_TH.new_empty((tokens * top_k, width))
     torch.ops._C.silu_and_mul(activated, gate_up)
     each = x_TH.new_empty((slices, tokens, top_k, hidden))
-    part = width // slices
-    for number in range(slices):
-        cut = slice(number * part, (number + 1) * part)
+    if slices == 1:
         invoke_fused_moe_triton_kernel(
-            activated[:, cut], w2_EHF[:, :, cut], each[number], None, None, weight_Tk,
-            by_block, block_expert, padded, True, 1, tile, **plain,
-        )  # fmt: skip
+            activated, w2_EHF, each[0], None, None, weight_Tk, *aligned, True, 1, tile, **plain
+        )
+    elif tokens:
+        sliced_down(
+            activated, w2_EHF, weight_Tk.reshape(-1), aligned, each.view(slices, -1, hidden), tile
+        )
     return each, gate_up
 
 
