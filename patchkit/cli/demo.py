@@ -44,6 +44,14 @@ def demo(
         list[str] | None,
         typer.Option(help="PACKAGE=DIGEST: use it unadmitted; every output says so."),
     ] = None,
+    accept_all2all: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept-all2all",
+            help="BACKEND=DIGEST: use the profile's all-to-all backend although no run with it "
+            "was compared; every output says so.",
+        ),
+    ] = None,
     runs: Annotated[Path, typer.Option(help="Folder for models, logs and artifacts.")] = Path(
         "runs"
     ),
@@ -70,6 +78,7 @@ def demo(
                 model_changes=_settings(setting or []),
                 providers=_pairs("--provider", provider),
                 accept_providers=_pairs("--accept-provider", accept_provider),
+                accept_all2all=_pairs("--accept-all2all", accept_all2all),
             ),
             observe,
         )
@@ -146,6 +155,7 @@ def summary(result: DemoResult, total: float) -> dict[str, object]:
             for p in result.phases
         ],
         "unadmitted": dict(result.settings.accept_providers),
+        "uncompared": dict(result.settings.accept_all2all),
         "seconds": {**result.seconds, "total": total},
         "artifact": str(result.artifact) if result.artifact else None,
     }
@@ -204,6 +214,11 @@ def _print(result: DemoResult, total: float) -> None:
         )
     for module in sorted(result.settings.accept_providers):
         console.print(f"[bold yellow]UNADMITTED: {module}, accepted for this run[/bold yellow]")
+    for backend in sorted(result.settings.accept_all2all):
+        console.print(
+            f"[bold yellow]UNCOMPARED: all-to-all backend {backend}, accepted for this "
+            "run[/bold yellow]"
+        )
     stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in result.seconds.items())
     console.print(f"seconds: {stages}; [bold]total {total:.1f}[/bold]")
     if result.artifact:

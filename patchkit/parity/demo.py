@@ -169,6 +169,7 @@ class _Run:
                 weight_map=self.adapter.weight_map or "",
                 seed=settings.seed,
                 num_blocks=_PAGES,
+                accept_all2all=self.contract.accepted_all2all,
             )
             self._stack.callback(self.engine.close)
             self.engine.llm.collective_rpc("patchkit_attest")

@@ -44,6 +44,7 @@ class DemoSettings:
         providers: Operator to implementation, beside what the profile says; each is
             allowed then, and has to be admitted.
         accept_providers: Implementations used unadmitted, package to digest.
+        accept_all2all: All-to-all backend used uncompared, to digest.
     """
 
     adapter: str
@@ -59,6 +60,7 @@ class DemoSettings:
     model_changes: dict[str, Any] = field(default_factory=dict)
     providers: dict[str, str] = field(default_factory=dict)
     accept_providers: dict[str, str] = field(default_factory=dict)
+    accept_all2all: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,7 @@ def set_up(settings: DemoSettings, observe_stage: Observer = lambda stage: None)
         opt_in=True,
         run_dir=folder / "attestations",
         accept_providers=settings.accept_providers,
+        accept_all2all=settings.accept_all2all,
     )
     contract.environment.apply()
     Environment(engines.environment(settings.tensor_parallel_size)).apply()

@@ -7,7 +7,7 @@ that of :func:`environment` have to stand before, because both read it once.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +100,7 @@ class RolloutEngine:
         seed: The sampler's.
         num_blocks: Pages of the KV cache; few of them force preemptions.
         extension: The workers' extension class; one that inherits from patchkit's.
+        accept_all2all: ``Contract.accepted_all2all``, where something was accepted.
 
     Raises:
         EngineRefusedError: The engine, or one of its workers, is not the profile's.
@@ -117,6 +118,7 @@ class RolloutEngine:
         seed: int = 0,
         num_blocks: int | None = None,
         extension: str = "",
+        accept_all2all: Mapping[str, str] | None = None,
     ) -> None:
         from vllm import LLM
 
@@ -134,7 +136,7 @@ class RolloutEngine:
             worker_extension_cls=extension or WORKER_EXTENSION,
         )
         try:
-            require_engine(self.llm, profile)
+            require_engine(self.llm, profile, accept_all2all=accept_all2all)
         except BaseException:
             self.close()
             raise

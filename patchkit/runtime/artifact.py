@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from patchkit.errors import ConfigurationError, PatchkitError, Violation, ViolationsError
+from patchkit.runtime.all2all import DEFAULT as DEFAULT_ALL2ALL
 from patchkit.runtime.attestation import Attestation
 from patchkit.runtime.attested import check_attested
 from patchkit.runtime.canonical import canonical_json, digest_of
@@ -80,7 +81,7 @@ class Artifact:
 
     def __init__(self, contract: Mapping[str, Any], *, unreviewed: Iterable[str] = ()) -> None:
         self._contract = json.loads(canonical_json(dict(contract)))
-        self._unreviewed = {*unreviewed, *_unadmitted(self._contract)}
+        self._unreviewed = {*unreviewed, *_accepted(self._contract)}
         self._rounds: dict[str, list[dict[str, Any]]] = {p: [] for p in PHASES}
         self._arrays: dict[str, array[Any]] = {}
         self._refits: list[dict[str, Any]] = []
@@ -202,9 +203,11 @@ class Artifact:
         return path
 
 
-def _unadmitted(contract: Mapping[str, Any]) -> set[str]:
-    """Implementations that the contract accepted without an admission."""
-    return {f"provider {module}" for module in contract.get("unadmitted", {})}
+def _accepted(contract: Mapping[str, Any]) -> set[str]:
+    """What the contract accepted without an admission or a compared run."""
+    return {f"provider {module}" for module in contract.get("unadmitted", {})} | {
+        f"all-to-all backend {name}" for name in contract.get("uncompared", {})
+    }
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
@@ -441,13 +444,14 @@ def _check_rest(document: Mapping[str, Any]) -> Iterator[Violation]:
     contract = document["contract"]
     if digest_of(contract["content"]) != contract["digest"]:
         yield _broken("contract", "not the digest of its content", contract["digest"], "another")
-    if hidden := _unadmitted(contract["content"]) - set(document["unreviewed"]):
+    if hidden := _accepted(contract["content"]) - set(document["unreviewed"]):
         yield _broken(
             "unreviewed",
-            "implementations that nobody admitted, which the artifact does not mention",
+            "accepted without an admission or a compared run, and not mentioned",
             ", ".join(sorted(hidden)),
             ", ".join(document["unreviewed"]) or "nothing",
         )
+    yield from _check_all2all(contract["content"])
     totals = {p: document["phases"][p]["totals"] for p in PHASES}
     if document["verdict"] != (expected := _verdict(totals, [document])):
         yield _broken("verdict", "not what the figures say", expected, document["verdict"])
@@ -475,6 +479,19 @@ def _check_rest(document: Mapping[str, Any]) -> Iterator[Violation]:
                     str(r["version"]),
                 )
     yield from check_attested(document["attestations"], contract, document["unreviewed"])
+
+
+def _check_all2all(contract: Mapping[str, Any]) -> Iterator[Violation]:
+    """A contract says the backend twice: it and its profile must agree, and its exception."""
+    profile = contract.get("profile")
+    engine = profile.get("engine", {}) if isinstance(profile, Mapping) else {}
+    asked = engine.get("all2all_backend", DEFAULT_ALL2ALL)
+    for label, stated in (
+        ("all2all_backend", contract.get("all2all_backend", asked)),
+        *(("uncompared", name) for name in contract.get("uncompared", {})),
+    ):
+        if stated != asked:
+            yield _broken(f"contract, {label}", "not the profile's backend", asked, str(stated))
 
 
 def _check_refit(record: Mapping[str, Any]) -> Iterator[Violation]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.errors import ConfigurationError, PatchkitError, Violation, ViolationsError
+from patchkit.runtime import all2all
 from patchkit.runtime.canonical import canonical_json, digest_of
 from patchkit.runtime.environment import Environment, loaded_too_early
 from patchkit.runtime.files import write_atomically
@@ -50,6 +51,8 @@ class Machine:
         used_providers: Implementations that the profile's patches import.
         standings: How each implementation that is used or allowed stands here; None for
             what is no implementation.
+        all2all_digest: Of vLLM's sources of the profile's all-to-all backend; None where
+            they were not found.
     """
 
     packages: Mapping[str, str | None]
@@ -62,6 +65,7 @@ class Machine:
     known_fields: tuple[str, ...] = ()
     used_providers: tuple[str, ...] = ()
     standings: Mapping[str, Standing | None] = field(default_factory=dict)
+    all2all_digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +75,8 @@ class Contract:
     Attributes:
         profile: The profile.
         content: What the digest covers: the profile, the versions installed, the
-            model's configuration, and what was accepted without review.
+            model's configuration, the all-to-all backend where experts are spread over
+            ranks, and what was accepted without review.
         environment: For every process of both sides.
     """
 
@@ -87,6 +92,11 @@ class Contract:
     def on_policy(self) -> bool:
         """Whether tokens of such a run may be called on-policy, once proven."""
         return self.profile.content.profile.claim == "on_policy"
+
+    @property
+    def accepted_all2all(self) -> Mapping[str, str]:
+        """All-to-all backends accepted unreviewed, for the engine gate."""
+        return dict(self.content.get("uncompared", {}))
 
     def as_dict(self) -> dict[str, Any]:
         return json.loads(canonical_json(dict(self.content)))  # type: ignore[no-any-return]
@@ -128,6 +138,7 @@ def observe(profile: Profile, model: str | Path) -> Machine:
         known_fields=tuple(FIELDS),
         used_providers=used,
         standings=_standings((*used, *profile.content.providers.allow)),
+        all2all_digest=all2all.sources_digest(profile.content.engine.all2all_backend),
     )
 
 
@@ -162,6 +173,7 @@ def preflight(
     run_dir: str | Path,
     accept: Mapping[str, str] | None = None,
     accept_providers: Mapping[str, str] | None = None,
+    accept_all2all: Mapping[str, str] | None = None,
     covers: Any = None,
 ) -> Contract:
     """Validate, or refuse with everything that is wrong.
@@ -175,6 +187,8 @@ def preflight(
         accept: Drifted symbols accepted for this run, symbol to digest.
         accept_providers: Implementations used although nobody admitted them here, package
             to digest of its sources; every output says so.
+        accept_all2all: All-to-all backend used although no run that entered it was
+            compared, to the digest of its sources; every output says so.
         covers: The adapter's ``covers`` function, resolved; looked up if None.
 
     Raises:
@@ -188,6 +202,13 @@ def preflight(
         *_topology(profile, machine),
         *_claim(profile),
         *_providers(profile, machine, accept_providers or {}),
+        *all2all.check_all2all(
+            profile,
+            model_config=machine.model_config,
+            environment=machine.environment,
+            digest=machine.all2all_digest,
+            accepted=accept_all2all or {},
+        ),
         *_lateness(profile, machine),
         *_folder(run_dir),
     ]
@@ -201,6 +222,10 @@ def preflight(
     }
     if accept_providers:
         content["unadmitted"] = dict(sorted(accept_providers.items()))
+    if all2all.named(profile.content, machine.model_config):
+        content["all2all_backend"] = profile.content.engine.all2all_backend
+    if accept_all2all:
+        content["uncompared"] = dict(sorted(accept_all2all.items()))
     variables = {
         **profile.engine_environment(),
         "PATCHKIT_ENABLE": "1",

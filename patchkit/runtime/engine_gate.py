@@ -15,6 +15,7 @@ from typing import Any
 from packaging.version import Version
 
 from patchkit.errors import Violation, ViolationsError
+from patchkit.runtime import all2all
 from patchkit.runtime.profile import ANY_MODEL, Profile, ProfileContent
 from patchkit.runtime.sync import BACKENDS
 
@@ -193,6 +194,8 @@ RULES: tuple[EngineRule, ...] = (
         lambda c: c.topology.rollout.expert > 1,
         "experts are placed and combined in another way",
     ),
+    # Judged by name, and by what was accepted: see check_settings.
+    _same(all2all.SETTING, all2all.KEY, lambda c: c.engine.all2all_backend),
     _off(_PARALLEL + "enable_eplb", "experts move while the engine runs"),
     _off(_PARALLEL + "enable_dbo", _BATCH),
     _off(_PARALLEL + "enable_elastic_ep", "the topology changes while the engine runs"),
@@ -328,6 +331,7 @@ def check_settings(
     *,
     who: str = "engine",
     version: str | None = None,
+    accept_all2all: Mapping[str, str] | None = None,
 ) -> list[Violation]:
     """Every setting that is not as the profile says.
 
@@ -336,10 +340,15 @@ def check_settings(
         profile: What was asked for.
         who: The process, for messages.
         version: vLLM's version; without one, nothing may be unreadable.
+        accept_all2all: All-to-all backends that the contract accepted unreviewed.
     """
     found = []
     for rule in RULES:
         value = settings.get(rule.path, UNREADABLE)
+        if rule.path == all2all.SETTING and value != UNREADABLE:
+            refused = all2all.refuse_engine(value, profile, accept_all2all or {}, who=who)
+            found += [refused] if refused else []
+            continue
         if rule.holds(value, profile.content, version):
             continue
         line = f" ({profile.where(rule.key)})" if rule.key else ""
@@ -360,12 +369,15 @@ def check_settings(
     return found
 
 
-def require_engine(llm: Any, profile: Profile) -> list[dict[str, Any]]:
+def require_engine(
+    llm: Any, profile: Profile, *, accept_all2all: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
     """Refuse an engine, or a worker of it, that is not what the profile says.
 
     Args:
         llm: ``vllm.LLM`` with patchkit's worker extension.
         profile: What was asked for.
+        accept_all2all: ``Contract.accepted_all2all``, where something was accepted.
 
     Returns:
         The workers' settings, for the artifact.
@@ -377,10 +389,16 @@ def require_engine(llm: Any, profile: Profile) -> list[dict[str, Any]]:
 
     version = installed_version("vllm")
     own = read_settings(llm.llm_engine.vllm_config)
-    violations = check_settings(own, profile, version=version)
+    violations = check_settings(own, profile, version=version, accept_all2all=accept_all2all)
     workers = llm.collective_rpc("patchkit_settings")
     for rank, settings in enumerate(workers):
-        violations += check_settings(settings, profile, who=f"worker {rank}", version=version)
+        violations += check_settings(
+            settings,
+            profile,
+            who=f"worker {rank}",
+            version=version,
+            accept_all2all=accept_all2all,
+        )
     if violations:
         raise EngineRefusedError(
             f"the engine is not the one of profile {profile.name!r}", violations

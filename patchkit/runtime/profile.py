@@ -13,9 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+)
 
 from patchkit.errors import ConfigurationError, Violation, ViolationsError
+from patchkit.runtime.all2all import DEFAULT as DEFAULT_ALL2ALL
 from patchkit.runtime.canonical import digest_of
 from patchkit.runtime.sync import BACKENDS
 from patchkit.runtime.tomllines import find_line, key_lines
@@ -139,6 +148,9 @@ class EngineOption(_Section):
         head_dtype: vLLM's own option for the output layer: ``model`` leaves it at the
             model's format. An adapter may compute in float32 either way. It came later
             than the others, so that it may be left out.
+        all2all_backend: How tokens reach the experts of other ranks: vLLM's name for it.
+            Left out, it is ``allgather_reducescatter``, whatever vLLM's own default
+            becomes. Others are refused by name: see :mod:`patchkit.runtime.all2all`.
     """
 
     batch_invariant: bool
@@ -162,6 +174,15 @@ class EngineOption(_Section):
     quantization: Literal["none"]
     speculative_decoding: Literal["none"]
     head_dtype: Literal["model", "float32"] = "model"
+    all2all_backend: Annotated[str, Field(min_length=1)] = DEFAULT_ALL2ALL
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Profiles from before the key existed meant its default, and keep their digests."""
+        made: dict[str, Any] = handler(self)
+        if self.all2all_backend == DEFAULT_ALL2ALL:
+            del made["all2all_backend"]
+        return made
 
 
 class Weights(_Section):
@@ -292,6 +313,7 @@ class Profile:
             "data_parallel_size": t.data,
             "decode_context_parallel_size": t.context,
             "enable_expert_parallel": t.expert > 1,
+            "all2all_backend": e.all2all_backend,
             "logprobs_mode": e.logprobs_mode,
             "generation_config": e.generation_config,
             "max_model_len": e.max_model_len,

@@ -148,7 +148,9 @@ def _claim(document: Mapping[str, Any]) -> str:
     profile = content.get("profile", {})
     head = profile.get("profile", profile) if isinstance(profile, dict) else {}
     name = head.get("name") if isinstance(head, dict) else profile
-    return f"profile {_text(name)}" if name else "no profile named"
+    backend = content.get("all2all_backend")
+    exchange = f" · all-to-all backend <code>{_text(backend)}</code>" if backend else ""
+    return (f"profile {_text(name)}" if name else "no profile named") + exchange
 
 
 def _verdict(found: Verified) -> str:

@@ -51,6 +51,7 @@ GOOD = {
     "parallel_config.decode_context_parallel_size": 1,
     "parallel_config.prefill_context_parallel_size": 1,
     "parallel_config.enable_expert_parallel": False,
+    "parallel_config.all2all_backend": "allgather_reducescatter",
     "parallel_config.enable_eplb": False,
     "parallel_config.enable_dbo": False,
     "parallel_config.enable_elastic_ep": False,
@@ -108,6 +109,7 @@ BAD = {
     "parallel_config.decode_context_parallel_size": 2,
     "parallel_config.prefill_context_parallel_size": 2,
     "parallel_config.enable_expert_parallel": True,
+    "parallel_config.all2all_backend": "deepep_low_latency",
     "parallel_config.enable_eplb": True,
     "parallel_config.enable_dbo": True,
     "parallel_config.enable_elastic_ep": True,
@@ -263,8 +265,20 @@ def found(**changes):
     arguments = {{**p.engine_arguments(str(model)), "skip_tokenizer_init": True, **changes}}
     settings = read_settings(EngineArgs(**arguments).create_engine_config())
     return [v.subject for v in check_settings(settings, p)]
+from typing import get_args
+from vllm.config import parallel
+def exchange(name):
+    built = parallel.ParallelConfig(
+        tensor_parallel_size=2, enable_expert_parallel=True, all2all_backend=name
+    )
+    own = dict(good, **{{"parallel_config.all2all_backend": built.all2all_backend}})
+    return built.all2all_backend, [(v.subject, v.problem) for v in check_settings(own, p)]
+arguments = {{**p.engine_arguments(str(model)), "skip_tokenizer_init": True}}
+good = read_settings(EngineArgs(**arguments).create_engine_config())
 print("RESULT", json.dumps([found(), found(enable_prefix_caching=False, generation_config="auto",
-                                         max_num_seqs=9, tensor_parallel_size=1)]))
+                                         max_num_seqs=9, tensor_parallel_size=1),
+                            found(all2all_backend="deepep_low_latency"),
+                            {{n: exchange(n) for n in get_args(parallel.All2AllBackend)}}]))
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -276,10 +290,20 @@ print("RESULT", json.dumps([found(), found(enable_prefix_caching=False, generati
             "VLLM_LOGGING_LEVEL": "ERROR",
             "HF_HUB_OFFLINE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_ALL2ALL_BACKEND": "deepep_high_throughput",  # this version does not obey it
         },
     )
     lines = [x for x in done.stdout.splitlines() if x.startswith("RESULT ")]
     assert lines, done.stderr[-3000:]
-    good, bad = json.loads(lines[0].removeprefix("RESULT "))
+    good, bad, deepep, exchanges = json.loads(lines[0].removeprefix("RESULT "))
     assert good == []
     assert len(bad) == 4, bad
+    assert [s for s in deepep if "parallel_config.all2all_backend" in s] == deepep != []
+    assert {"deepep_high_throughput", "deepep_low_latency", "deepep_v2"} <= set(exchanges)
+    for name, (resolved, violations) in exchanges.items():
+        if name in ("allgather_reducescatter", "naive", "pplx"):  # vLLM replaces the last two
+            assert (resolved, violations) == ("allgather_reducescatter", [])
+        else:
+            ((subject, problem),) = violations
+            assert "parallel_config.all2all_backend" in subject
+            assert f"all-to-all backend {name} (" in problem
