@@ -244,7 +244,10 @@ def _acceptance(backend: str, digest: str | None) -> str:
             "It cannot be accepted for one run here: vLLM's sources of the exchange are not where "
             "they are known to be, so that nothing would say what was accepted"
         )
-    return f"For one run, unreviewed: accept_all2all {backend}={digest}, and every output says so"
+    return (
+        f"For one run, unreviewed: --accept-all2all {backend}={digest} (preflight's "
+        "accept_all2all), and every output says so"
+    )
 
 
 def _kind(backend: str) -> tuple[str, str, str] | None:

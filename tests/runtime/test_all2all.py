@@ -123,7 +123,8 @@ def test_what_was_never_compared_is_refused_by_name(backend, expert):
     assert (v.expected, v.found) == (DEFAULT, backend)
     assert f'all2all_backend = "{DEFAULT}"' in v.remedy
     assert "patchkit.runtime.all2all.COMPARED" in v.remedy
-    assert f"accept_all2all {backend}={DIGEST}, and every output says so" in v.remedy
+    assert f"--accept-all2all {backend}={DIGEST}" in v.remedy
+    assert "every output says so" in v.remedy
 
 
 def p_lines(backend: str) -> list[str]:
@@ -246,6 +247,26 @@ def test_what_was_accepted_stands_in_every_output(tmp_path):
     assert document["contract"]["content"]["all2all_backend"] == "deepep_v2"
     found = verify_artifact(tmp_path / "run.json")
     assert found.unreviewed == ("all-to-all backend deepep_v2",)
+
+
+def test_the_demo_passes_it_on(monkeypatch, tmp_path):
+    from typer.testing import CliRunner
+
+    from patchkit.cli.demo import app
+    from patchkit.parity import demo_setup
+
+    asked = []
+    monkeypatch.setattr(demo_setup, "make_tiny_checkpoint", lambda *args, **kwargs: None)
+    monkeypatch.setattr(demo_setup, "observe", lambda profile, model: machine())
+
+    def refuse(profile, machine, **options):
+        asked.append(options["accept_all2all"])
+        raise ContractError("refused", [])
+
+    monkeypatch.setattr(demo_setup, "preflight", refuse)
+    options = ["--runs", str(tmp_path), "--accept-all2all", f"deepep_v2={DIGEST}"]
+    assert CliRunner().invoke(app, options).exit_code == 2
+    assert asked == [{"deepep_v2": DIGEST}]
 
 
 def test_an_artifact_that_hides_it_is_refused(tmp_path):
