@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -558,3 +559,20 @@ def test_canonical_json_is_one_form():
     assert canonical_json({"b": 1, "a": [0.1, "é"]}) == '{"a":[0.1,"é"],"b":1}'.encode()
     with pytest.raises(ValueError, match="JSON compliant"):
         canonical_json(math.nan)
+
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = sorted((ROOT / "docs/gpu-results/artifacts").glob("*.tar.xz"))
+
+
+@pytest.mark.parametrize("archive", PUBLISHED, ids=lambda p: p.name.partition(".")[0])
+def test_what_was_published_goes_on_verifying(tmp_path, archive):
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    (path,) = tmp_path.glob("*.artifact.json")
+    assert verify_artifact(path).exact
+    assert f"`{json.loads(path.read_text())['digest']}`" in (ROOT / "docs/gpu.md").read_text()
+
+
+def test_there_is_something_published():
+    assert PUBLISHED
