@@ -5,7 +5,8 @@ it; the trainer then reproduces that engine's roundings at one fixed topology.
 ``vllm_bi_fast`` also chooses tiles by the number of rows, which on this chip
 changes no bit: the same trainer matches both. ``tp_independent`` adds to that exact sums
 in the two places where ranks share a layer: its bits do not depend on tensor- or
-expert-parallel size.
+expert-parallel size, up to two ranks; ``tp_independent_4`` cuts K into four slices, for
+up to four.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from __future__ import annotations
 from patchkit.engine import Patch
 
 VLLM_BI = ("vllm_bi", "vllm_bi_fast")
-ANY_TOPOLOGY = ("tp_independent",)
+# Profile, and the ending of the replacements that cut K into its number of slices.
+_SLICED = {"tp_independent": "", "tp_independent_4": "_4"}
+ANY_TOPOLOGY = tuple(_SLICED)
 EVERY = VLLM_BI + ANY_TOPOLOGY
 
 _ROLLOUT = "patchkit_adapters.qwen3_moe.cuda_rollout:"
@@ -56,33 +59,39 @@ CUDA_ROLLOUT: tuple[Patch, ...] = (
         replacement=_ROLLOUT + "expert_tile",
         versions=_VLLM,
         profiles=("vllm_bi_fast",),
-        reason="the tiles that vLLM ships for this GPU; batch-invariant mode takes a fixed one",
+        reason="a tile for the number of rows per expert; batch-invariant mode takes a fixed one",
         consequence="none in the bits; the experts run with a tile that fits no batch size well",
-        until="vLLM uses its tuned expert tiles in batch-invariant mode",
+        until="vLLM chooses its expert tiles by batch size in batch-invariant mode",
     ),
-    Patch(
-        symbol=_LAYERS + "linear:RowParallelLinear.forward",
-        action="replace",
-        replacement=_ROLLOUT + "row_parallel_forward",
-        versions=_VLLM,
-        profiles=ANY_TOPOLOGY,
-        reason="slices of K are rounded where they are cut and added exactly, in float64",
-        consequence="the output projection's bits change with the tensor-parallel size",
-        until=_UNTIL_EXACT,
+    *(
+        Patch(
+            symbol=_LAYERS + "linear:RowParallelLinear.forward",
+            action="replace",
+            replacement=_ROLLOUT + "row_parallel_forward" + ending,
+            versions=_VLLM,
+            profiles=(profile,),
+            reason="slices of K are rounded where they are cut and added exactly, in float64",
+            consequence="the output projection's bits change with the tensor-parallel size",
+            until=_UNTIL_EXACT,
+        )
+        for profile, ending in _SLICED.items()
     ),
-    Patch(
-        symbol=_MOE + "unquantized_fused_moe_method:UnquantizedFusedMoEMethod.apply",
-        action="replace",
-        replacement=_ROLLOUT + "experts_apply",
-        versions=_VLLM,
-        profiles=ANY_TOPOLOGY,
-        reason="outputs of experts and slices are added exactly, in float64, over all ranks",
-        consequence="the experts' sum changes with tensor- and expert-parallel size",
-        until=_UNTIL_EXACT,
-        depends_on=(
-            _MOE + "fused_moe:invoke_fused_moe_triton_kernel",
-            _MOE + "moe_align_block_size:moe_align_block_size",
-        ),
+    *(
+        Patch(
+            symbol=_MOE + "unquantized_fused_moe_method:UnquantizedFusedMoEMethod.apply",
+            action="replace",
+            replacement=_ROLLOUT + "experts_apply" + ending,
+            versions=_VLLM,
+            profiles=(profile,),
+            reason="outputs of experts and slices are added exactly, in float64, over all ranks",
+            consequence="the experts' sum changes with tensor- and expert-parallel size",
+            until=_UNTIL_EXACT,
+            depends_on=(
+                _MOE + "fused_moe:invoke_fused_moe_triton_kernel",
+                _MOE + "moe_align_block_size:moe_align_block_size",
+            ),
+        )
+        for profile, ending in _SLICED.items()
     ),
     Patch(
         symbol=_MOE + "runner.moe_runner:MoERunner._maybe_reduce_final_output",
@@ -118,16 +127,19 @@ CUDA_TRAINER: tuple[Patch, ...] = (
         until=_UNTIL_TRAINER,
         depends_on=("vllm.vllm_flash_attn.flash_attn_interface:flash_attn_varlen_func",),
     ),
-    Patch(
-        symbol=_HF + "Qwen3MoeAttention.forward",
-        action="replace",
-        replacement=_TRAINER + "attention_forward_any",
-        versions=_TRANSFORMERS,
-        profiles=ANY_TOPOLOGY,
-        reason="as in vllm_bi; slices of the output projection are added exactly",
-        consequence="every token's log-probability differs from the rollout",
-        until=_UNTIL_TRAINER,
-        depends_on=("vllm.vllm_flash_attn.flash_attn_interface:flash_attn_varlen_func",),
+    *(
+        Patch(
+            symbol=_HF + "Qwen3MoeAttention.forward",
+            action="replace",
+            replacement=_TRAINER + "attention_forward_any" + ending,
+            versions=_TRANSFORMERS,
+            profiles=(profile,),
+            reason="as in vllm_bi; slices of the output projection are added exactly",
+            consequence="every token's log-probability differs from the rollout",
+            until=_UNTIL_TRAINER,
+            depends_on=("vllm.vllm_flash_attn.flash_attn_interface:flash_attn_varlen_func",),
+        )
+        for profile, ending in _SLICED.items()
     ),
     Patch(
         symbol=_HF + "Qwen3MoeTopKRouter.forward",
@@ -154,19 +166,22 @@ CUDA_TRAINER: tuple[Patch, ...] = (
             _MOE + "moe_align_block_size:moe_align_block_size",
         ),
     ),
-    Patch(
-        symbol=_HF + "Qwen3MoeExperts.forward",
-        action="replace",
-        replacement=_TRAINER + "experts_forward_any",
-        versions=_TRANSFORMERS,
-        profiles=ANY_TOPOLOGY,
-        reason="as in vllm_bi; outputs of experts and slices are added exactly",
-        consequence="every token's log-probability differs from the rollout",
-        until=_UNTIL_TRAINER,
-        depends_on=(
-            _MOE + "fused_moe:invoke_fused_moe_triton_kernel",
-            _MOE + "moe_align_block_size:moe_align_block_size",
-        ),
+    *(
+        Patch(
+            symbol=_HF + "Qwen3MoeExperts.forward",
+            action="replace",
+            replacement=_TRAINER + "experts_forward_any" + ending,
+            versions=_TRANSFORMERS,
+            profiles=(profile,),
+            reason="as in vllm_bi; outputs of experts and slices are added exactly",
+            consequence="every token's log-probability differs from the rollout",
+            until=_UNTIL_TRAINER,
+            depends_on=(
+                _MOE + "fused_moe:invoke_fused_moe_triton_kernel",
+                _MOE + "moe_align_block_size:moe_align_block_size",
+            ),
+        )
+        for profile, ending in _SLICED.items()
     ),
     Patch(
         symbol=_HF + "Qwen3MoeForCausalLM.forward",

@@ -1,4 +1,4 @@
-"""Rollout side on CUDA: what the ``vllm_bi`` profiles and ``tp_independent`` replace in vLLM.
+"""Rollout side on CUDA: what the profiles replace in vLLM.
 
 Everything that the trainer relies on sits behind a ``torch.library`` operator:
 inductor fuses what it can see, and a fused add is not rounded in between.
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from patchkit.bindings.claim import UncoveredLayerError
 from patchkit.providers.cuda import add_rms_norm_forward, rms_norm_forward
-from patchkit.providers.cuda.experts import expert_outputs, tile_for
+from patchkit.providers.cuda.experts import expert_outputs
+from patchkit.providers.cuda.grouped import tile_for
 from patchkit.providers.cuda.linear import linear_forward, slice_products
-from patchkit.providers.cuda.sums import SLICES, partial_sum, rounded, whole_sum
+from patchkit.providers.cuda.sums import partial_sum, rounded, whole_sum
 
 
 @torch.library.custom_op("patchkit_cuda::rms_norm", mutates_args=())
@@ -112,25 +113,41 @@ def expert_tile(
     dtype: str | None,
     block_shape: list[int] | None = None,
 ) -> dict[str, int]:
-    """``get_default_config``: the tile that vLLM ships for this GPU, never split over K."""
+    """``get_default_config``: a tile for the number of rows per expert, never split over K."""
     if dtype is not None or block_shape is not None:
         raise ValueError(
             f"expert_tile: quantised experts (dtype {dtype!r}, block_shape {block_shape!r}) are "
             "not covered by adapter qwen3_moe; run this model without the adapter"
         )
-    return tile_for(M, E, N)
+    tile = tile_for(M * topk / E)
+    return {
+        "BLOCK_SIZE_M": tile.m,
+        "BLOCK_SIZE_N": tile.n,
+        "BLOCK_SIZE_K": tile.k,
+        "GROUP_SIZE_M": tile.group,
+        "SPLIT_K": 1,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
 
 
 # --- the same bits at any tensor- and expert-parallel size -----------------------
 
 
 def row_parallel_forward(self: Any, input_: Tensor) -> Tensor | tuple[Tensor, None]:
-    """``RowParallelLinear.forward``: slices of K added exactly, over all ranks."""
+    """``RowParallelLinear.forward``: two slices of K added exactly, over all ranks."""
+    return _row_parallel(self, input_, 2)
+
+
+def row_parallel_forward_4(self: Any, input_: Tensor) -> Tensor | tuple[Tensor, None]:
+    """The same with four slices."""
+    return _row_parallel(self, input_, 4)
+
+
+def _row_parallel(self: Any, input_: Tensor, slices: int) -> Tensor | tuple[Tensor, None]:
     from vllm.distributed import tensor_model_parallel_all_reduce
 
-    wrong: dict[str, tuple[Any, Any]] = {}
-    if SLICES % self.tp_size:
-        wrong["tensor_parallel_size"] = (self.tp_size, f"a divisor of {SLICES}")
+    wrong = _too_many_ranks(self.tp_size, slices)
     if self.bias is not None:
         wrong["bias"] = ("a bias", None)
     if not (self.input_is_parallel and self.reduce_results):
@@ -142,14 +159,20 @@ def row_parallel_forward(self: Any, input_: Tensor) -> Tensor | tuple[Tensor, No
     if wrong:
         raise UncoveredLayerError("RowParallelLinear", wrong)
     flat = input_.reshape(-1, input_.shape[-1])
-    slices = SLICES // self.tp_size
     if self.tp_size == 1:
         output = torch.ops.patchkit_cuda.row_linear(flat, self.weight, slices)
     else:
-        part = torch.ops.patchkit_cuda.row_linear_part(flat, self.weight, slices)
+        part = torch.ops.patchkit_cuda.row_linear_part(flat, self.weight, slices // self.tp_size)
         output = torch.ops.patchkit_cuda.rounded(tensor_model_parallel_all_reduce(part))
     output = output.reshape(*input_.shape[:-1], self.weight.shape[0])
     return (output, None) if self.return_bias else output
+
+
+def _too_many_ranks(ranks: int, slices: int) -> dict[str, tuple[Any, Any]]:
+    if slices % ranks == 0:
+        return {}
+    expected = f"a divisor of {slices}, the slices of K; profile tp_independent_4 has 4"
+    return {"tensor_parallel_size": (ranks, expected)}
 
 
 def experts_apply(
@@ -161,16 +184,39 @@ def experts_apply(
     shared_experts: Any,
     shared_experts_input: Tensor | None,
 ) -> Tensor:
-    """``UnquantizedFusedMoEMethod.apply``: outputs of experts added exactly, over all ranks.
+    """``UnquantizedFusedMoEMethod.apply``: two slices of each expert added exactly, over all ranks.
 
     Runs inside vLLM's opaque operator, the all-reduce too: what leaves it is rounded.
     """
+    return _experts(self, layer, x, topk_weights, topk_ids, shared_experts, 2)
+
+
+def experts_apply_4(
+    self: Any,
+    layer: Any,
+    x: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    shared_experts: Any,
+    shared_experts_input: Tensor | None,
+) -> Tensor:
+    """The same with four slices."""
+    return _experts(self, layer, x, topk_weights, topk_ids, shared_experts, 4)
+
+
+def _experts(
+    self: Any,
+    layer: Any,
+    x: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    shared_experts: Any,
+    slices: int,
+) -> Tensor:
     from vllm.distributed import tensor_model_parallel_all_reduce
 
     config = self.moe
-    wrong: dict[str, tuple[Any, Any]] = {}
-    if SLICES % config.tp_size:
-        wrong["tensor_parallel_size"] = (config.tp_size, f"a divisor of {SLICES}")
+    wrong = _too_many_ranks(config.tp_size, slices)
     for name, found, expected in (
         ("activation", layer.activation.value, "silu"),
         ("apply_router_weight_on_input", layer.apply_router_weight_on_input, False),
@@ -191,7 +237,7 @@ def experts_apply(
         layer.w13_weight,
         layer.w2_weight,
         # With expert parallelism a rank holds whole experts: all of their slices.
-        slices=SLICES // config.tp_size,
+        slices=slices // config.tp_size,
         experts=layer.global_num_experts,
         expert_map=layer.expert_map,
     )

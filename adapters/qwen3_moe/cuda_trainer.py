@@ -1,7 +1,7 @@
-"""Trainer side on CUDA: what the ``vllm_bi`` profiles replace in Hugging Face Qwen3-MoE.
+"""Trainer side on CUDA: what the profiles replace in Hugging Face Qwen3-MoE.
 
 Like :mod:`patchkit.bindings.transformers`, with operators that reproduce
-vLLM's batch-invariant mode at one fixed topology instead of exact sums. Written
+vLLM's batch-invariant mode, at one fixed topology or with exact sums over slices. Written
 against transformers 5.17.
 
 A batch may be padded (``attention_mask`` ``[B, S]``) or packed (no mask, position
@@ -27,7 +27,8 @@ from patchkit.providers import cuda
 _PACKING = "patchkit_packing"
 
 _topology = cuda.RolloutTopology()
-_ANY = cuda.AnyTopology()
+_TWO_SLICES = cuda.AnyTopology(slices=2)
+_FOUR_SLICES = cuda.AnyTopology(slices=4)
 _topology_lock = threading.Lock()
 
 
@@ -35,7 +36,7 @@ def match_rollout(*, tensor_parallel: int = 1, expert_parallel: bool = False) ->
     """Say which topology of the rollout engine this process is to match.
 
     Call it once, before the first forward. What was computed before keeps its
-    topology through its backward. Under ``tp_independent`` there is nothing to say.
+    topology through its backward. Under the ``tp_independent`` profiles there is nothing to say.
     """
     global _topology
     topology = cuda.RolloutTopology(
@@ -94,8 +95,20 @@ def attention_forward_any(
     past_key_values: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The same for a rollout of any topology."""
-    return _attention(self, hidden_states, attention_mask, past_key_values, _ANY, kwargs)
+    """The same for a rollout of any topology, up to two ranks."""
+    return _attention(self, hidden_states, attention_mask, past_key_values, _TWO_SLICES, kwargs)
+
+
+def attention_forward_any_4(
+    self: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None,
+    past_key_values: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The same for up to four ranks."""
+    return _attention(self, hidden_states, attention_mask, past_key_values, _FOUR_SLICES, kwargs)
 
 
 def _attention(
@@ -175,8 +188,15 @@ def experts_forward(
 def experts_forward_any(
     self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
-    """The same for a rollout of any topology."""
-    return _experts(self, hidden_states, top_k_index, top_k_weights, _ANY)
+    """The same for a rollout of any topology, up to two ranks."""
+    return _experts(self, hidden_states, top_k_index, top_k_weights, _TWO_SLICES)
+
+
+def experts_forward_any_4(
+    self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """The same for up to four ranks."""
+    return _experts(self, hidden_states, top_k_index, top_k_weights, _FOUR_SLICES)
 
 
 def _experts(

@@ -1,7 +1,7 @@
 """What each operator takes, and what that is of the card's limits.
 
-The experts also by tile and number of slices, since a tile that suits the whole width
-need not suit a slice of it.
+The experts also by tile and number of slices: a tile that suits the whole width need not
+suit a slice of it.
 """
 
 from __future__ import annotations
@@ -18,40 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from patchkit.providers.cuda.linear import Tile
+
 HIDDEN, WIDTH, EXPERTS, TOP_K, VOCABULARY = 2048, 768, 128, 8, 151936
 ROWS = (64, 256, 2048, 8192)
-# Block sizes of M, N and K, group, warps, stages: those that vLLM ships for this GPU and
-# batch-invariant mode's fixed one, and what might suit a short K better.
-FEW = (
-    (16, 128, 64, 1, 4, 4),
-    (16, 128, 128, 1, 4, 3),
-    (16, 256, 128, 1, 8, 2),
-    (32, 64, 128, 1, 4, 4),
-    (32, 128, 64, 1, 4, 4),
-    (32, 128, 128, 1, 4, 3),
-    (32, 256, 128, 16, 4, 2),
-    (64, 64, 32, 8, 4, 3),
-    (64, 128, 64, 1, 4, 4),
-)
-MANY = (
-    (64, 64, 32, 8, 4, 3),
-    (64, 128, 64, 1, 4, 3),
-    (128, 128, 64, 1, 8, 3),
-    (128, 256, 64, 1, 8, 3),
-    (128, 256, 64, 1, 8, 4),
-)
-
-
-def _tile(m: int, n: int, k: int, group: int, warps: int, stages: int) -> dict[str, int]:
-    return {
-        "BLOCK_SIZE_M": m,
-        "BLOCK_SIZE_N": n,
-        "BLOCK_SIZE_K": k,
-        "GROUP_SIZE_M": group,
-        "SPLIT_K": 1,
-        "num_warps": warps,
-        "num_stages": stages,
-    }
 
 
 def measure(target: Path) -> list[dict[str, Any]]:
@@ -180,6 +150,16 @@ def _operators(rows: int) -> list[tuple[str, Callable[[], Any], int, int]]:
     return found
 
 
+# Few rows, some, many; the tiles that were tried when the three were chosen.
+TILES = (
+    Tile(16, 128, 128, 1, 4, 3),
+    Tile(32, 128, 128, 1, 4, 3),
+    Tile(64, 64, 32, 8, 4, 3),
+    Tile(64, 128, 64, 1, 4, 3),
+    Tile(128, 256, 64, 1, 8, 3),
+)
+
+
 def _expert_stages(
     rows: int,
     x: Tensor,
@@ -190,42 +170,26 @@ def _expert_stages(
     touched: int,
 ) -> list[tuple[str, Callable[[], Any], int, int]]:
     """Up and down projection apart, by tile, and the down projection by number of slices."""
-    import triton.language as tl
-    from vllm.model_executor.layers.fused_moe.fused_moe import invoke_fused_moe_triton_kernel
     from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
 
-    from patchkit.providers.cuda.experts import sliced_down
+    from patchkit.providers.cuda.grouped import Aligned, grouped_product
 
-    plain = dict.fromkeys(
-        (
-            *("use_fp8_w8a8", "use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16"),
-            "per_channel_quant",
-        ),
-        False,
-    )
     pairs = rows * TOP_K
     activated = _draw(pairs, WIDTH)
-    gate_up = x.new_empty((rows, TOP_K, 2 * WIDTH))
+    gate_up = x.new_empty((1, pairs, 2 * WIDTH))
     up = 2 * (touched * 2 * WIDTH * HIDDEN + rows * HIDDEN + pairs * 2 * WIDTH)
     operations = 2 * pairs * WIDTH * HIDDEN
     found: list[tuple[str, Callable[[], Any], int, int]] = []
     outputs = {slices: x.new_empty((slices, pairs, HIDDEN)) for slices in (1, 2, 4)}
-    for shape in FEW if rows <= 256 else MANY:
-        tile = _tile(*shape)
-        label = "x".join(str(n) for n in shape[:3]) + " {} {} warps {} stages".format(*shape[3:])
-        aligned = moe_align_block_size(chosen, shape[0], EXPERTS, None)
-        work = partial(
-            invoke_fused_moe_triton_kernel,
-            *(x, w13, gate_up, None, None, None, *aligned, False, TOP_K, tile),
-            compute_type=tl.bfloat16, **plain,
-        )  # fmt: skip
+    for tile in TILES:
+        label = "{}x{}x{}, {} warps, {} stages".format(*tile[:3], tile.warps, tile.stages)
+        aligned = Aligned(*moe_align_block_size(chosen, tile.m, EXPERTS, None))
+        work = partial(grouped_product, x, w13, aligned, gate_up, tile)
         found.append((f"up, {label}", work, up, 2 * operations))
         for slices, each in outputs.items():
             moved = 2 * (touched * WIDTH * HIDDEN + pairs * WIDTH + slices * pairs * HIDDEN)
-            for way in (0, 2):
-                work = partial(
-                    sliced_down, activated, w2, weights.view(-1), aligned, each, tile, way
-                )
-                name = f"down, {slices} slices, way {way}, {label}"
-                found.append((name, work, moved, operations))
+            work = partial(
+                grouped_product, activated, w2, aligned, each, tile, weight_P=weights.view(-1)
+            )
+            found.append((f"down, {slices} slices, {label}", work, moved, operations))
     return found

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 # What is compared. The first two are vLLM alone.
-KINDS = ("stock", "batch_invariant", "vllm_bi", "vllm_bi_fast", "tp_independent")
+KINDS = (
+    "stock",
+    "batch_invariant",
+    "vllm_bi",
+    "vllm_bi_fast",
+    "tp_independent",
+    "tp_independent_4",
+)
 CAPTURED = [1, 2, 4, 8, 16, 32, 64, 128, 192, 256]
 VOCABULARY = 151936
 

@@ -57,7 +57,9 @@ def test_every_replacement_can_be_imported(side: str) -> None:
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize("profile", ["vllm_bi", "vllm_bi_fast", "tp_independent"])
+@pytest.mark.parametrize(
+    "profile", ["vllm_bi", "vllm_bi_fast", "tp_independent", "tp_independent_4"]
+)
 def test_another_vllm_is_refused(profile: str) -> None:
     import vllm
 

@@ -219,7 +219,7 @@ def expert_layer(device: str, tokens: int, *, count: int = 16, hidden: int = 128
 @pytest.mark.parametrize(
     "topology", [TP1, cuda.RolloutTopology(tensor_parallel=2),
                  cuda.RolloutTopology(tensor_parallel=2, expert_parallel=True),
-                 cuda.AnyTopology()],
+                 cuda.AnyTopology(slices=2), cuda.AnyTopology(slices=4)],
 )  # fmt: skip
 def test_experts_rows_do_not_see_each_other(
     device: str, rows: int, topology: cuda.RolloutTopology
@@ -236,9 +236,8 @@ def test_experts_rows_do_not_see_each_other(
 @pytest.mark.parametrize("k", [32, 64, 128])
 def test_expert_tile_is_not_visible(device: str, m: int, n: int, k: int) -> None:
     layer = expert_layer(device, 70)
-    tile = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "GROUP_SIZE_M": 8,
-            "SPLIT_K": 1, "num_warps": 4, "num_stages": 3}  # fmt: skip
-    for topology in (TP1, cuda.AnyTopology()):
+    tile = Tile(m, n, k, 8, 4, 3)
+    for topology in (TP1, cuda.AnyTopology(slices=4)):
         other, _ = experts_forward(*layer, topology, tile=tile)
         assert torch.equal(experts_forward(*layer, topology)[0], other)
 
@@ -283,33 +282,65 @@ def test_expert_blocks_are_two_ranks_and_an_all_reduce(device: str) -> None:
     assert torch.equal(both, total)
 
 
-@pytest.mark.parametrize("tokens", [1, 40, 300])
+@pytest.mark.parametrize("tokens", [1, 40, 301])
 @pytest.mark.parametrize("expert_parallel", [False, True])
+@pytest.mark.parametrize(("slices", "ranks"), [(2, 2), (4, 2), (4, 4)])
 def test_exact_experts_do_not_show_their_ranks(
-    device: str, tokens: int, expert_parallel: bool
+    device: str, tokens: int, expert_parallel: bool, slices: int, ranks: int
 ) -> None:
     x, chosen, weights, w13, w2 = expert_layer(device, tokens)
-    whole = experts_forward(x, chosen, weights, w13, w2, cuda.AnyTopology())[0]
-    half, gate_and_up = w2.shape[2] // 2, w13.chunk(2, dim=1)
+    topology = cuda.AnyTopology(slices=slices)
+    whole = experts_forward(x, chosen, weights, w13, w2, topology)[0]
+    width, gate_and_up, held = w2.shape[2] // ranks, w13.chunk(2, dim=1), 16 // ranks
     parts = []
-    for rank in (0, 1):
+    for rank in range(ranks):
         if expert_parallel:
-            cut = slice(rank * 8, rank * 8 + 8)
+            cut = slice(rank * held, (rank + 1) * held)
             local = torch.full((16,), -1, dtype=torch.int32, device=device)
-            local[cut] = torch.arange(8, dtype=torch.int32, device=device)
+            local[cut] = torch.arange(held, dtype=torch.int32, device=device)
             each, _ = expert_outputs(
-                x, chosen, weights, w13[cut], w2[cut], slices=2, experts=16, expert_map=local
+                x, chosen, weights, w13[cut], w2[cut], slices=slices, experts=16, expert_map=local
             )
         else:
-            cut = slice(rank * half, (rank + 1) * half)
+            cut = slice(rank * width, (rank + 1) * width)
             own = torch.cat([t[:, cut] for t in gate_and_up], dim=1).contiguous()
-            each, _ = expert_outputs(x, chosen, weights, own, w2[:, :, cut].contiguous(), slices=1)
+            each, _ = expert_outputs(
+                x, chosen, weights, own, w2[:, :, cut].contiguous(), slices=slices // ranks
+            )
         parts.append(sums.partial_sum(each))
-    assert torch.equal(sums.rounded(parts[0] + parts[1]), whole)
-    assert torch.equal(sums.rounded(parts[1] + parts[0]), whole)
+    assert torch.equal(sums.rounded(torch.stack(parts).sum(0)), whole)
+    assert torch.equal(sums.rounded(torch.stack(parts[::-1]).sum(0)), whole)
 
 
-@pytest.mark.parametrize("topology", [TP1, cuda.AnyTopology()])
+@pytest.mark.parametrize("tokens", [1, 33, 256, 2000])
+def test_grouped_products_equal_the_engines(device: str, tokens: int) -> None:
+    import triton.language as tl
+    from vllm.model_executor.layers.fused_moe.fused_moe import invoke_fused_moe_triton_kernel
+    from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
+
+    x, chosen, weights, w13, w2 = expert_layer(device, tokens, hidden=2048, width=768)
+    each, gate_up = expert_outputs(x, chosen, weights, w13, w2, slices=1)
+    tile = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 8}
+    aligned = moe_align_block_size(chosen, 64, 16, None)
+    plain = dict.fromkeys(
+        ("use_fp8_w8a8", "use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16", "per_channel_quant"),
+        False,
+    )
+    up, down = torch.empty(tokens, 4, 1536).to(x), torch.empty(tokens, 4, 2048).to(x)
+    invoke_fused_moe_triton_kernel(
+        x, w13, up, None, None, None, *aligned, False, 4, tile, compute_type=tl.bfloat16, **plain
+    )
+    assert torch.equal(gate_up, up.view(-1, 1536))
+    activated = torch.empty(tokens * 4, 768).to(x)
+    torch.ops._C.silu_and_mul(activated, gate_up)
+    invoke_fused_moe_triton_kernel(
+        activated, w2, down, None, None, weights, *aligned, True, 1, tile,
+        compute_type=tl.bfloat16, **plain,
+    )  # fmt: skip
+    assert torch.equal(each[0], down)
+
+
+@pytest.mark.parametrize("topology", [TP1, cuda.AnyTopology(slices=2)])
 @pytest.mark.parametrize("tokens", [7, 90])
 def test_experts_gradient(
     device: str, tokens: int, topology: cuda.RolloutTopology | cuda.AnyTopology

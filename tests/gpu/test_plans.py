@@ -49,7 +49,7 @@ def test_what_is_finished_is_told_from_what_is_not(tmp_path: Path) -> None:
     assert gpu._finished(tmp_path, "run")
 
 
-@pytest.mark.parametrize("kind", ["vllm_bi", "vllm_bi_fast", "tp_independent"])
+@pytest.mark.parametrize("kind", [kind for kind in rollout.KINDS if rollout.patched(kind)])
 @pytest.mark.parametrize(("ranks", "expert_parallel"), [(1, False), (2, False), (2, True)])
 def test_every_profile_has_every_topology(kind: str, ranks: int, expert_parallel: bool) -> None:
     from benchmarks.gpu_runs.claim import Claim, profile_of

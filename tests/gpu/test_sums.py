@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 from patchkit.providers.cuda import sums  # noqa: E402
-from patchkit.providers.cuda.topology import AnyTopology  # noqa: E402
 
 # The package has a function of this name.
 linear = sys.modules["patchkit.providers.cuda.linear"]
@@ -134,15 +133,17 @@ def test_slices_of_a_product_are_products_of_slices(device: str, rows: int) -> N
         assert torch.equal(apart[number, :, 0], alone)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_row_parallel_product_does_not_show_its_ranks(device: str, ranks: int) -> None:
+@pytest.mark.parametrize(("slices", "ranks"), [(2, 1), (2, 2), (4, 1), (4, 2), (4, 4)])
+def test_a_row_parallel_product_does_not_show_its_ranks(
+    device: str, slices: int, ranks: int
+) -> None:
     x, w = operand(device, 9, 512), operand(device, 64, 512)
-    whole = linear.linear(x, w, slices=AnyTopology().slices, exact=True)
+    whole = linear.linear(x, w, slices=slices, exact=True)
     total = torch.zeros(9, 64, dtype=torch.float64, device=device)
     for rank in range(ranks):
         cut = slice(rank * 512 // ranks, (rank + 1) * 512 // ranks)
         total += sums.partial_sum(
-            linear.slice_products(x[:, cut], w[:, cut], slices=AnyTopology().slices // ranks)
+            linear.slice_products(x[:, cut], w[:, cut], slices=slices // ranks)
         )
     assert torch.equal(sums.rounded(total, whole.dtype), whole)
 

@@ -1,4 +1,4 @@
-"""Mixture-of-experts layer: vLLM's grouped Triton kernel forward, grouped backward.
+"""Mixture-of-experts layer: vLLM's grouped product forward, grouped backward.
 
 Agreed roundings: gate and up projections in bf16, ``silu * up`` by vLLM's C++
 kernel in bf16; each expert's output is multiplied by its router weight in
@@ -7,16 +7,11 @@ order of its expert slots, rounded once per rank and added over ranks in bf16. W
 :class:`~patchkit.providers.cuda.topology.AnyTopology` each slice of each expert's
 output is rounded, and all of them are added exactly.
 
-Neither direction loops over experts or waits for the GPU. The tile does not
-change the bits, so the tiles that vLLM ships for this GPU are used even where
-its batch-invariant mode takes a fixed one.
+Neither direction loops over experts or waits for the GPU.
 """
 
 from __future__ import annotations
 
-import json
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,39 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from patchkit.providers.cuda.grouped import Aligned, grouped_product, tile_for
+from patchkit.providers.cuda.linear import Tile
 from patchkit.providers.cuda.sums import whole_sum
 from patchkit.providers.cuda.topology import AnyTopology, RolloutTopology
-
-# vLLM's batch-invariant tile, where it ships none for this shape.
-_FIXED_TILE = {
-    "BLOCK_SIZE_M": 64,
-    "BLOCK_SIZE_N": 64,
-    "BLOCK_SIZE_K": 32,
-    "GROUP_SIZE_M": 8,
-    "SPLIT_K": 1,
-}
-
-
-@lru_cache(maxsize=16)
-def _shipped_tiles(experts: int, width: int) -> dict[int, dict[str, int]]:
-    from vllm.model_executor.layers.fused_moe import fused_moe
-
-    name = fused_moe.get_config_file_name(experts, width, None)
-    path = Path(fused_moe.__file__).parent / "configs" / name
-    if not path.is_file():
-        return {}
-    tiles = json.loads(path.read_text())
-    return {int(tokens): tile for tokens, tile in tiles.items() if tokens.isdigit()}
-
-
-def tile_for(tokens: int, experts: int, width: int) -> dict[str, int]:
-    """The tile for this many tokens; ``SPLIT_K`` is always 1."""
-    tiles = _shipped_tiles(experts, width)
-    if not tiles:
-        return dict(_FIXED_TILE)
-    tile = dict(tiles[min(tiles, key=lambda known: abs(known - tokens))])
-    tile["SPLIT_K"] = 1
-    return tile
 
 
 @triton.jit
@@ -120,134 +86,6 @@ def _combine(
     return out
 
 
-# Specialised by neither number: a new batch size must not compile a new kernel.
-@triton.jit(do_not_specialize=["pairs", "blocks_m"])
-def _sliced_down_kernel(
-    x_ptr,
-    w_ptr,
-    weight_ptr,
-    each_ptr,
-    pair_ptr,
-    block_expert_ptr,
-    padded_ptr,
-    N,
-    pairs,
-    blocks_m,
-    stride_x,
-    stride_we,
-    stride_wn,
-    stride_slice,
-    K: tl.constexpr,
-    SLICES: tl.constexpr,
-    WAY: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-):
-    """``fused_moe_kernel`` with router weights; every slice of K is rounded and stored apart."""
-    pid = tl.program_id(0)
-    blocks_n = tl.cdiv(N, BLOCK_N)
-    per_group = GROUP_M * blocks_n
-    first_m = (pid // per_group) * GROUP_M
-    group_m = min(blocks_m - first_m, GROUP_M)
-    pid_m = first_m + (pid % per_group) % group_m
-    pid_n = (pid % per_group) // group_m
-    if pid_m * BLOCK_M >= tl.load(padded_ptr):
-        return
-    pair = tl.load(pair_ptr + pid_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    filled = pair < pairs
-    expert = tl.load(block_expert_ptr + pid_m).to(tl.int64)
-    column = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    each_ptrs = each_ptr + pair[:, None] * N + column[None, :]
-    stored = filled[:, None] & (column[None, :] < N)
-    dtype = each_ptr.dtype.element_ty
-    part: tl.constexpr = K // SLICES
-    steps: tl.constexpr = part // BLOCK_K
-    own = 0
-    if WAY == 0:  # one program per slice
-        own = tl.program_id(1)
-        each_ptrs += own.to(tl.int64) * stride_slice
-    if expert < 0:  # another rank's
-        zeros = tl.zeros((BLOCK_M, BLOCK_N), dtype)
-        for _ in tl.static_range(1 if WAY == 0 else SLICES):
-            tl.store(each_ptrs, zeros, mask=stored)
-            each_ptrs += stride_slice
-        return
-    offs_k = own * part + tl.arange(0, BLOCK_K)
-    # Rows and outputs past the end read the first ones and are not stored.
-    rows = tl.where(filled, pair, 0)
-    outputs = tl.where(column < N, column, 0).to(tl.int64)
-    x_ptrs = x_ptr + rows[:, None] * stride_x + offs_k[None, :]
-    w_ptrs = w_ptr + expert * stride_we + outputs[None, :] * stride_wn + offs_k[:, None]
-    weight = tl.load(weight_ptr + pair, mask=filled, other=0.0)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    if WAY == 2:
-        for step in range(SLICES * steps):
-            acc = tl.dot(tl.load(x_ptrs), tl.load(w_ptrs), acc)
-            x_ptrs += BLOCK_K
-            w_ptrs += BLOCK_K
-            if step % steps == steps - 1:
-                tl.store(each_ptrs, (acc * weight[:, None]).to(dtype), mask=stored)
-                each_ptrs += stride_slice
-                acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    else:
-        for _ in tl.static_range(1 if WAY == 0 else SLICES):
-            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-            for _k in range(steps):
-                acc = tl.dot(tl.load(x_ptrs), tl.load(w_ptrs), acc)
-                x_ptrs += BLOCK_K
-                w_ptrs += BLOCK_K
-            tl.store(each_ptrs, (acc * weight[:, None]).to(dtype), mask=stored)
-            each_ptrs += stride_slice
-
-
-WAY = 0
-
-
-def sliced_down(
-    x_PF: Tensor,
-    w2_EHF: Tensor,
-    weight_P: Tensor,
-    aligned: tuple[Tensor, Tensor, Tensor],
-    each_SPH: Tensor,
-    tile: dict[str, int],
-    way: int | None = None,
-) -> None:
-    """Each pair's product with its expert's ``w2``, times its weight, slice by slice of F.
-
-    Args:
-        x_PF: bf16, rows contiguous.
-        w2_EHF: bf16, rows contiguous.
-        weight_P: float32.
-        aligned: Of vLLM's ``moe_align_block_size``, for the tile's ``BLOCK_SIZE_M``.
-        each_SPH: Where the slices' results go, bf16, contiguous.
-        tile: As for vLLM's kernel.
-
-    Raises:
-        ValueError: No power of two that is at least 16 divides a slice of F.
-    """
-    slices, pairs, hidden = each_SPH.shape
-    width = x_PF.shape[1]
-    step = tile["BLOCK_SIZE_K"]
-    while step > 16 and (width // slices) % step:
-        step //= 2
-    if width % (slices * step):
-        raise ValueError(
-            f"experts of width {width} in {slices} slices: every slice must be a multiple of 16"
-        )
-    by_block, block_expert, padded = aligned
-    blocks_m, block_n = block_expert.numel(), tile["BLOCK_SIZE_N"]
-    way = WAY if way is None else way
-    _sliced_down_kernel[(blocks_m * triton.cdiv(hidden, block_n), slices if way == 0 else 1)](
-        x_PF, w2_EHF, weight_P, each_SPH, by_block, block_expert, padded,
-        hidden, pairs, blocks_m,
-        x_PF.stride(0), w2_EHF.stride(0), w2_EHF.stride(1), each_SPH.stride(0),
-        width, slices, way, tile["BLOCK_SIZE_M"], block_n, step, tile["GROUP_SIZE_M"],
-        num_warps=tile.get("num_warps", 4), num_stages=tile.get("num_stages", 3),
-    )  # fmt: skip
-
-
 @triton.jit
 def _activation_backward_kernel(
     gate_up_ptr,
@@ -295,7 +133,7 @@ def expert_outputs(
     slices: int,
     experts: int | None = None,
     expert_map: Tensor | None = None,
-    tile: dict[str, int] | None = None,
+    tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Every expert's weighted output, apart: ``[slices, T, k, H]`` bf16, and ``[P, 2F]``.
 
@@ -311,38 +149,23 @@ def expert_outputs(
             slot's output is zero.
         tile: For tests; chosen by shape otherwise.
     """
-    from vllm.model_executor.layers.fused_moe.fused_moe import invoke_fused_moe_triton_kernel
     from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
 
     tokens, hidden = x_TH.shape
-    count, doubled, _ = w13_EFH.shape
-    top_k, width = expert_Tk.shape[1], doubled // 2
-    tile = tile or tile_for(tokens, experts or count, width)
-    plain = {
-        "compute_type": tl.bfloat16,
-        "use_fp8_w8a8": False,
-        "use_int8_w8a8": False,
-        "use_int8_w8a16": False,
-        "use_int4_w4a16": False,
-        "per_channel_quant": False,
-    }
-    aligned = moe_align_block_size(expert_Tk, tile["BLOCK_SIZE_M"], experts or count, expert_map)
-    gate_up = x_TH.new_empty((tokens, top_k, doubled))
-    invoke_fused_moe_triton_kernel(
-        x_TH, w13_EFH, gate_up, None, None, None, *aligned, False, top_k, tile, **plain
-    )
-    gate_up = gate_up.view(tokens * top_k, doubled)
-    activated = x_TH.new_empty((tokens * top_k, width))
+    held, doubled, _ = w13_EFH.shape
+    top_k, width, count = expert_Tk.shape[1], doubled // 2, experts or held
+    pairs = tokens * top_k
+    tile = tile or tile_for(pairs / count)
+    aligned = Aligned(*moe_align_block_size(expert_Tk, tile.m, count, expert_map))
+    gate_up = x_TH.new_empty((pairs, doubled))
+    grouped_product(x_TH, w13_EFH, aligned, gate_up[None], tile)
+    activated = x_TH.new_empty((pairs, width))
     torch.ops._C.silu_and_mul(activated, gate_up)
     each = x_TH.new_empty((slices, tokens, top_k, hidden))
-    if slices == 1:
-        invoke_fused_moe_triton_kernel(
-            activated, w2_EHF, each[0], None, None, weight_Tk, *aligned, True, 1, tile, **plain
-        )
-    elif tokens:
-        sliced_down(
-            activated, w2_EHF, weight_Tk.reshape(-1), aligned, each.view(slices, -1, hidden), tile
-        )
+    grouped_product(
+        activated, w2_EHF, aligned, each.view(slices, pairs, hidden), tile,
+        weight_P=weight_Tk.reshape(-1),
+    )  # fmt: skip
     return each, gate_up
 
 
@@ -354,7 +177,7 @@ def experts_forward(
     w2_EHF: Tensor,
     topology: RolloutTopology | AnyTopology,
     *,
-    tile: dict[str, int] | None = None,
+    tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output ``[T, H]`` and gate and up projections ``[P, 2F]``, without autograd."""
     slices, blocks = topology.expert_slices, topology.expert_blocks

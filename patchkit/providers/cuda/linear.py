@@ -49,7 +49,7 @@ def tile_for(rows: int, outputs: int) -> Tile:
     return Tile(128, 256, 64, 8, 8, 3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _linear_kernel(
     x_ptr,
     w_ptr,

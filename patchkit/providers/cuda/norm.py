@@ -22,7 +22,7 @@ from torch import Tensor
 _BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _forward_kernel(
     x_ptr,
     residual_ptr,
@@ -72,7 +72,7 @@ def _forward_kernel(
         tl.store(y_ptr + row[:, None] * N + column[None, :], scaled.to(value.dtype), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _backward_kernel(
     x_ptr,
     weight_ptr,

@@ -35,9 +35,6 @@ QUANTUM = 2.0**-QUANTUM_BITS
 LIMIT = 2.0**15
 MOST_TERMS = 2**8
 
-# Slices of K, wherever ranks may share it; the largest tensor-parallel size.
-SLICES = 2
-
 # Adding and subtracting 1.5 * 2**52 quanta rounds to a whole number of them.
 _ANCHOR: tl.constexpr = tl.constexpr(1.5 * 2.0 ** (52 - QUANTUM_BITS))
 _LIMIT: tl.constexpr = tl.constexpr(LIMIT)

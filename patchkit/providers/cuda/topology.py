@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from patchkit.providers.cuda.sums import SLICES
-
 MOST_RANKS = 2
 
 
@@ -72,7 +70,7 @@ class AnyTopology:
             both sides must have the same; a tensor-parallel size must divide it.
     """
 
-    slices: int = SLICES
+    slices: int
 
     @property
     def exact(self) -> bool:
