@@ -94,10 +94,11 @@ class _SelectedLogprobs(torch.autograd.Function):
         for start in range(0, rows, _ROWS):
             part = slice(start, start + _ROWS)
             # Float32 in memory, as in vLLM: loads of another width reduce in another order.
-            wide = logits_TV[part].float()
+            wide = logits_TV[part].float().contiguous()
+            # The stride of a single row is arbitrary, and Triton compiles for its divisors.
             _forward_kernel[(wide.shape[0],)](
                 wide, tokens_T[part], logprob[part], top[part], log_sum[part],
-                wide.stride(0), width, BLOCK_SIZE=1024,
+                width, width, BLOCK_SIZE=1024,
             )  # fmt: skip
         ctx.save_for_backward(logits_TV, tokens_T, top, log_sum)
         return logprob

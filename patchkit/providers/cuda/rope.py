@@ -69,6 +69,7 @@ def _launch(x_THD: Tensor, positions_T: Tensor, table: Tensor, backward: bool) -
     tokens, heads, size = x_THD.shape
     if x_THD.stride(2) != 1:
         x_THD = x_THD.contiguous()
+    positions_T = positions_T.contiguous()
     y = torch.empty((tokens, heads, size), device=x_THD.device, dtype=x_THD.dtype)
     if tokens:
         _rotate_kernel[(tokens, triton.cdiv(heads, _HEADS))](
