@@ -19,6 +19,10 @@ def admit(
     write: Annotated[
         bool, typer.Option("--write", help="Record it in admissions.json beside the package.")
     ] = False,
+    cases: Annotated[
+        str, typer.Option(help="Try a package without constants: module:function of its cases.")
+    ] = "",
+    device: Annotated[str, typer.Option(help="With --cases: cpu or cuda.")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
     """Trials on this machine: same bits as the reference, or the guarantees it promises.
@@ -26,10 +30,19 @@ def admit(
     Exit 0: admitted. Exit 1: refused, with everything that was found. Exit 2: wrong usage.
     """
     try:
+        if cases and write:
+            raise ConfigurationError(
+                "--cases tries a package that does not say what it is, so there is nothing to "
+                "record: put IMPLEMENTS, DEVICE and CASES into its __init__, and leave --cases out"
+            )
         from patchkit.parity.admission import admit as put_on_trial
         from patchkit.parity.admission import write_admission
 
-        admission = put_on_trial(module)
+        admission = put_on_trial(
+            module,
+            as_candidate=(device, cases) if cases else None,
+            say=lambda line: print(line, file=sys.stderr, flush=True),
+        )
         file = write_admission(module, admission) if write else None
     except PatchkitError as error:
         if as_json:

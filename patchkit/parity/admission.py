@@ -4,14 +4,17 @@ An implementation names its cases (``CASES``); each holds an operator of the con
 kit and the reference's function of the same arguments. ``same bits``: every bit of
 every row. ``same guarantees``: every row depends on itself
 alone, and the result stays within a stated distance of the reference. Gradients are
-finite and close to the reference's in both: no profile promises their bits.
+finite and close to the reference's in both: no profile promises their bits. A reference
+without a backward (another library's kernel) has a second one for them.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import platform
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,13 +30,15 @@ from patchkit.runtime.files import write_atomically
 from patchkit.runtime.providers import (
     SCHEMA,
     Implementation,
+    candidate,
     find_implementation,
     hardware,
     load_record,
+    releases_now,
     versions_now,
 )
 
-__all__ = ["AdmissionCase", "AdmissionRefusedError", "admit", "write_admission"]
+__all__ = ["AdmissionCase", "AdmissionRefusedError", "admit", "tried", "write_admission"]
 
 # Float32 sums over a row in another order; a bf16 gradient is rounded to 2**-8 besides.
 _GRADIENTS_WITHIN = 2.0**-7
@@ -58,6 +63,9 @@ class AdmissionCase:
         promise: What its admission says.
         within: For ``same guarantees``: the largest difference, relative to the largest
             value of the reference's result.
+        gradients: The same function again, differentiable, where the reference is not:
+            what gradients are compared with. The reference if None.
+        gradients_within: Their largest difference, relative to the largest element.
     """
 
     name: str
@@ -65,10 +73,23 @@ class AdmissionCase:
     reference: Callable[..., Any] | None = None
     promise: Promise = "same bits"
     within: float = 0.0
+    gradients: Callable[..., Any] | None = None
+    gradients_within: float = _GRADIENTS_WITHIN
 
 
-def admit(module: str) -> dict[str, Any]:
+Said = Callable[[str], None]
+
+
+def admit(
+    module: str, *, as_candidate: tuple[str, str] | None = None, say: Said = lambda line: None
+) -> dict[str, Any]:
     """Put an implementation through its trials on this machine.
+
+    Args:
+        module: The package.
+        as_candidate: Device and reference to the cases of a package that has no constants
+            yet: what is seen cannot be recorded, since they would change its digest.
+        say: Called with a line for every case that was tried.
 
     Returns:
         The admission, ready to be recorded.
@@ -77,7 +98,10 @@ def admit(module: str) -> dict[str, Any]:
         ConfigurationError: The module is no implementation, or has no such device here.
         AdmissionRefusedError: With everything that was found.
     """
-    implementation = find_implementation(module)
+    if as_candidate is None:
+        implementation = find_implementation(module)
+    else:
+        implementation = candidate(module, device=as_candidate[0], cases=as_candidate[1])
     if implementation is None:
         raise ConfigurationError(
             f"{module} is no implementation of operators: an importable package that says "
@@ -90,9 +114,16 @@ def admit(module: str) -> dict[str, Any]:
         )
     violations: list[Violation] = []
     operators: dict[str, dict[str, Any]] = {}
-    for case in resolve_reference(implementation.cases)():
-        outcome = _tried(case)
-        violations += outcome.pop("violations")
+    for case in _built(implementation, violations):
+        begun = time.monotonic()
+        outcome = tried(case)
+        found = outcome.pop("violations")
+        seconds = time.monotonic() - begun
+        say(
+            f"{case.operator.name}: {outcome['trials']} trials in {seconds:.1f} s, "
+            + (f"{len(found)} FAILED, the first: {found[0]}" if found else "passed")
+        )
+        violations += found
         _merge(operators, case, outcome)
     violations += _untried(implementation, operators)
     if violations:
@@ -102,7 +133,11 @@ def admit(module: str) -> dict[str, Any]:
         "hardware": hardware(implementation.device),
         "versions": versions_now(implementation.device),
         "digest": implementation.digest,
-        "seen_with": {"torch": torch.__version__, "python": platform.python_version()},
+        "seen_with": {
+            **releases_now(implementation.device),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
         "operators": operators,
     }
 
@@ -133,8 +168,24 @@ def write_admission(module: str, admission: Mapping[str, Any]) -> Path:
 # -- trials ----------------------------------------------------------------------------
 
 
-def _tried(case: AdmissionCase) -> dict[str, Any]:
+def _built(implementation: Implementation, violations: list[Violation]) -> Iterator[AdmissionCase]:
+    """The cases, as far as they can be built: one that cannot is a violation like any other."""
+    try:
+        yield from resolve_reference(implementation.cases)()
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        violations.append(_raised(implementation.cases, "a case cannot be built", error))
+
+
+def tried(case: AdmissionCase) -> dict[str, Any]:
+    """One case: ``trials``, the largest difference, gradients compared, and ``violations``.
+
+    Raises:
+        ConfigurationError: A row operator without a reference.
+    """
     operator = case.operator
+    outcome: dict[str, Any] = {"trials": 0, "violations": []}
     if isinstance(operator, RowOperator):
         if case.reference is None:
             raise ConfigurationError(
@@ -142,17 +193,35 @@ def _tried(case: AdmissionCase) -> dict[str, Any]:
             )
         if case.promise == "same bits":
             operator = replace(operator, reference=case.reference)
-    report: Report = examine(operator)
-    violations = [finding.as_violation() for finding in report.findings]
-    outcome: dict[str, Any] = {"trials": sum(report.trials.values())}
+    violations: list[Violation] = outcome["violations"]
+    # What raises, here or in a reference, must not hide what the other cases have to say.
+    try:
+        report: Report = examine(operator)
+    except Exception as error:
+        violations.append(_raised(operator.name, "cannot be tried", error))
+        return outcome
+    violations += [finding.as_violation() for finding in report.findings]
+    outcome |= {"trials": sum(report.trials.values()), "left_out": dict(report.skipped)}
     if isinstance(operator, RowOperator):
         assert case.reference is not None
-        distance, found = _forward(case, operator, case.reference)
-        violations += found
-        backward, found = _backward(case, operator, case.reference)
-        violations += found
-        outcome |= {"largest_difference": distance, "gradients_compared": backward}
-    return {**outcome, "violations": violations}
+        try:
+            outcome["largest_difference"], found = _forward(case, operator, case.reference)
+            violations += found
+            outcome["gradients_compared"], found = _backward(case, operator)
+            violations += found
+        except Exception as error:
+            violations.append(_raised(operator.name, "cannot be compared", error))
+    return outcome
+
+
+def _raised(subject: str, problem: str, error: Exception) -> Violation:
+    return Violation(
+        subject=subject,
+        problem=problem,
+        expected="a result",
+        found=f"{type(error).__name__}: {error}",
+        remedy="correct the operator, or its case",
+    )
 
 
 def _forward(
@@ -162,10 +231,7 @@ def _forward(
     with torch.no_grad():
         wanted = _outputs(reference(**operator.inputs, **operator.weights))
         found = _outputs(operator.run(**operator.inputs, **operator.weights))
-    worst = 0.0
-    for a, b in zip(wanted, found, strict=True):
-        scale = float(a.double().abs().max()) or 1.0
-        worst = max(worst, float((a.double() - b.double()).abs().max()) / scale)
+    worst = max(_distance(a, b) for a, b in zip(wanted, found, strict=True))
     if worst <= case.within:
         return worst, []
     return worst, [
@@ -179,31 +245,44 @@ def _forward(
     ]
 
 
-def _backward(
-    case: AdmissionCase, operator: RowOperator, reference: Callable[..., Any]
-) -> tuple[int, list[Violation]]:
+def _distance(wanted: Tensor, found: Tensor) -> float:
+    """The largest difference, relative to the largest value wanted; infinite if it is none."""
+    if wanted.shape != found.shape:
+        return math.inf
+    if not wanted.numel():
+        return 0.0
+    wanted, found = wanted.detach().double(), found.detach().double()
+    largest = float((wanted - found).abs().max()) / (float(wanted.abs().max()) or 1.0)
+    # A NaN is below every bound, and above none.
+    return math.inf if math.isnan(largest) else largest
+
+
+def _backward(case: AdmissionCase, operator: RowOperator) -> tuple[int, list[Violation]]:
     """Gradients of every floating input, beside the reference's."""
+    reference = case.gradients or case.reference
+    assert reference is not None
     wanted = _gradients(operator, reference)
     found = _gradients(operator, operator.run)
+    # A gradient's own sums are free in their order; far apart, one of them is wrong.
+    within = max(case.gradients_within, case.within)
     violations = []
-    for name, gradient in found.items():
-        other = wanted[name]
+    for name in sorted({*wanted, *found}):
         problem = ""
-        if not bool(torch.isfinite(gradient).all()):
+        if name not in found:
+            problem = "has no gradient"
+        elif not bool(torch.isfinite(found[name]).all()):
             problem = "has a gradient that is not finite"
-        else:
-            scale = float(other.double().abs().max()) or 1.0
-            difference = float((other.double() - gradient.double()).abs().max()) / scale
-            # A gradient's own sums are free in their order; far apart, one of them is wrong.
-            if difference > max(_GRADIENTS_WITHIN, case.within):
-                problem = f"has another gradient, by {difference:.3g} of its largest element"
+        elif name not in wanted:
+            problem = "has a gradient, and the reference none"
+        elif (difference := _distance(wanted[name], found[name])) > within:
+            problem = f"has another gradient, by {difference:.3g} of its largest element"
         if problem:
             violations.append(
                 Violation(
                     subject=f"{operator.name}: {name}",
                     problem=problem,
-                    expected="the reference's gradient",
-                    found="another",
+                    expected=f"the reference's gradient, within {within:.3g}",
+                    found="another" if name in found else "none",
                     remedy="correct the backward",
                 )
             )
@@ -244,9 +323,14 @@ def _merge(
     if entry["promise"] != case.promise:
         raise ConfigurationError(f"{case.name}: one operator cannot promise two things")
     entry["trials"] += outcome["trials"]
+    if left_out := outcome.get("left_out"):
+        entry.setdefault("left_out", {}).update(left_out)
     entry["shapes"].append(case.operator.name)
     entry["largest_difference"] = max(
         entry["largest_difference"], outcome.get("largest_difference", 0.0)
+    )
+    entry["gradients_compared"] = max(
+        entry.get("gradients_compared", 0), outcome.get("gradients_compared", 0)
     )
 
 

@@ -10,6 +10,7 @@ imports torch.
 from __future__ import annotations
 
 import ast
+import ctypes
 import json
 import platform
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,8 +32,10 @@ __all__ = [
     "REFERENCE",
     "Implementation",
     "Standing",
+    "candidate",
     "find_implementation",
     "hardware",
+    "releases_now",
     "standing_of",
     "used_implementations",
 ]
@@ -48,7 +51,8 @@ class Implementation:
 
     Attributes:
         module: The package.
-        implements: The reference whose operators it has.
+        implements: The module whose operators it has. Those of :data:`REFERENCE` can be
+            chosen one by one; what reproduces another library's is used as a whole.
         device: ``cpu`` or ``cuda``.
         cases: Reference to a function that yields its trials.
         folder: Where it lies.
@@ -88,8 +92,9 @@ class Implementation:
         return self.folder / RECORD
 
     def operators(self) -> tuple[str, ...]:
-        """The names in its ``__all__``."""
-        return tuple(_constants(self.folder / "__init__.py").get("__all__", ()))
+        """The names in its ``__all__`` but for classes: an operator's arguments, not operators."""
+        names = _constants(self.folder / "__init__.py").get("__all__", ())
+        return tuple(name for name in names if not _is_class(self.module, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +103,7 @@ class Standing:
 
     Attributes:
         digest: Of its sources now.
-        operators: What it implements.
+        operators: Those of :data:`REFERENCE` that it can take the place of.
         expected: What a fitting admission would say.
         found: What the record says instead; empty where it is admitted.
     """
@@ -128,25 +133,69 @@ def find_implementation(module: str) -> Implementation | None:
     )
 
 
+def candidate(module: str, *, device: str, cases: str) -> Implementation | None:
+    """A package on trial that does not yet say of itself what it is; None if there is none."""
+    folder = _folder(module)
+    if folder is None or not (folder / "__init__.py").is_file():
+        return None
+    return Implementation(
+        module=module, implements=REFERENCE, device=device, cases=cases, folder=folder
+    )
+
+
 def hardware(device: str) -> str:
     """What bits may depend on: the processor's model, or the GPU's."""
     if device == "cpu":
         return _field(Path("/proc/cpuinfo"), "model name") or platform.machine()
     folders = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    return _field(folders[0], "Model") if folders else ""
+    # A container may hide the folder, and has NVIDIA's own library then.
+    models = sorted({_field(folder, "Model") for folder in folders} - {""}) or _nvml_names()
+    return " and ".join(models)
 
 
-def versions_now(device: str) -> dict[str, str]:
-    """The libraries whose kernels an implementation calls, by their minor version."""
+def _nvml_names() -> list[str]:
+    """Names of the GPUs by NVIDIA's management library, which makes no CUDA context."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return []
+    if library.nvmlInit_v2():
+        return []
+    try:
+        count = ctypes.c_uint()
+        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return []
+        names = set()
+        for number in range(count.value):
+            device, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+            if not (
+                library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device))
+                or library.nvmlDeviceGetName(device, name, len(name))
+            ):
+                names.add(name.value.decode())
+        return sorted(names)
+    finally:
+        library.nvmlShutdown()
+
+
+def releases_now(device: str) -> dict[str, str]:
+    """The libraries whose kernels an implementation calls, as they are installed."""
     packages = ("torch",) if device == "cpu" else ("torch", "triton", "vllm")
     found = {}
     for package in packages:
         try:
-            version = installed_version(package).partition("+")[0]
+            found[package] = installed_version(package)
         except PackageNotInstalledError:
             continue
-        found[package] = ".".join(version.split(".")[:2])
     return found
+
+
+def versions_now(device: str) -> dict[str, str]:
+    """The same by their minor version, which is what a record is valid for."""
+    return {
+        package: ".".join(version.partition("+")[0].split(".")[:2])
+        for package, version in releases_now(device).items()
+    }
 
 
 def standing_of(implementation: Implementation) -> Standing:
@@ -162,11 +211,12 @@ def standing_of(implementation: Implementation) -> Standing:
         "digest": digest,
     }
     found = [{key: entry[key] for key in here} for entry in load_record(implementation.record)]
+    operators = implementation.operators() if implementation.implements == REFERENCE else ()
     if here in found:
-        return Standing(digest=digest, operators=implementation.operators())
+        return Standing(digest=digest, operators=operators)
     return Standing(
         digest=digest,
-        operators=implementation.operators(),
+        operators=operators,
         expected=_told(here),
         found=" or ".join(_told(entry) for entry in found) or "no admission at all",
     )
@@ -283,6 +333,11 @@ def _defining(reference: str, operator: str) -> str | None:
     if facts is None:
         return None
     return facts.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _is_class(module: str, name: str) -> bool:
+    facts = find_facts(f"{module}:{name}")
+    return facts is not None and facts.kind == "class"
 
 
 def _closure(start: Iterable[str], package: str) -> set[str]:

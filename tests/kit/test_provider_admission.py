@@ -101,6 +101,46 @@ def test_an_implementation_says_so_itself_and_the_reference_is_none(quick: Path)
     assert find_implementation("nothing_of_this_name") is None
 
 
+def test_a_class_is_an_argument_and_no_operator(quick: Path):
+    text = PACKAGE.replace('["rms_norm"]', '["Options", "rms_norm"]')
+    (quick / "__init__.py").write_text(text + "class Options: pass\n")
+    found = find_implementation("quick")
+    assert found is not None
+    assert found.operators() == ("rms_norm",)
+
+
+def test_what_reproduces_another_library_is_chosen_for_no_operator(quick: Path):
+    (quick / "__init__.py").write_text(PACKAGE.replace('"patchkit.providers"', '"json.decoder"'))
+    found = find_implementation("quick")
+    assert found is not None
+    assert found.operators() == ("rms_norm",)
+    assert standing_of(found).operators == ()
+
+
+def test_a_gpu_has_a_name_where_the_driver_shows_no_files(monkeypatch: pytest.MonkeyPatch):
+    class Library:
+        def nvmlInit_v2(self) -> int:
+            return 0
+
+        def nvmlShutdown(self) -> int:
+            return 0
+
+        def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+            count._obj.value = 3
+            return 0
+
+        def nvmlDeviceGetHandleByIndex_v2(self, number: int, device: Any) -> int:
+            device._obj.value = number + 1
+            return 0
+
+        def nvmlDeviceGetName(self, device: Any, name: Any, size: int) -> int:
+            name.value = b"NVIDIA H200" if device.value < 3 else b"NVIDIA L4"
+            return 0
+
+    monkeypatch.setattr(standing.ctypes, "CDLL", lambda name: Library())
+    assert standing.hardware("cuda") == "NVIDIA H200 and NVIDIA L4"
+
+
 def digest() -> str:
     found = find_implementation("quick")
     assert found is not None
@@ -220,6 +260,43 @@ def test_what_differs_is_refused_and_nothing_is_recorded(
     assert named in refused(tmp_path, kernels, promise)
 
 
+GUARANTEES = ', promise="same guarantees", within=0.01'
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize(
+    ("kernels", "promise", "named"),
+    [
+        (KERNELS.replace("eps)\n", "eps) * float('nan')\n"), GUARANTEES,
+         "is further from the reference than promised"),
+        (KERNELS.replace("eps)\n", "eps).detach()\n"), "", "has no gradient"),
+        (KERNELS, ", gradients=lambda x, weight: 2 * reference(x, weight, 1e-6)",
+         "has another gradient"),
+        (KERNELS, ", gradients=lambda x, weight: 1 // 0", "cannot be compared"),
+        (KERNELS, ")\n    raise OSError('no kernel'", "quick.cases:cases: a case cannot be built"),
+    ],
+    ids=["nan", "no gradient", "other gradients", "raises", "unbuilt"],
+)  # fmt: skip
+def test_what_shows_nothing_is_refused(tmp_path: Path, kernels: str, promise: str, named: str):
+    """A NaN is below no bound, a gradient that is missing differs in nothing."""
+    assert named in refused(tmp_path, kernels, promise)
+
+
+@pytest.mark.stack
+def test_a_case_that_raises_does_not_hide_the_others(tmp_path: Path):
+    kernels = KERNELS.replace("(x, weight, eps)\n", "(x, weight, eps) * (1 + 2**-20)\n")
+    package = plant(tmp_path, kernels)
+    broken = "AdmissionCase(name='rms_norm', operator=operator, reference=lambda **_: 1 // 0)"
+    text = (package / "cases.py").read_text()
+    text = text.replace("    yield", f"    yield {broken}\n    yield")
+    (package / "cases.py").write_text(text)
+    run = patchkit(tmp_path, "admit", "quick")
+    assert run.returncode == 1
+    assert "cannot be tried" in run.stderr
+    assert "same bits as the reference" in run.stderr
+    assert run.stderr.count("FAILED, the first") == 2
+
+
 @pytest.mark.stack
 def test_a_promise_of_guarantees_allows_other_bits_within_a_distance(tmp_path: Path):
     kernels = KERNELS.replace("(x, weight, eps)\n", "(x, weight, eps) * (1 + 2**-20)\n")
@@ -238,6 +315,20 @@ def test_an_operator_that_no_case_tries_is_refused(tmp_path: Path):
     run = patchkit(tmp_path, "admit", "quick")
     assert run.returncode == 1
     assert "quick:linear: no case tries it" in run.stderr
+
+
+@pytest.mark.stack
+def test_a_package_is_tried_before_it_says_what_it_is(tmp_path: Path):
+    package = plant(tmp_path)
+    (package / "__init__.py").write_text(PACKAGE.replace("CASES =", "LATER ="))
+    assert patchkit(tmp_path, "admit", "quick").returncode == 2
+    run = patchkit(tmp_path, "admit", "quick", "--cases", "quick.cases:cases")
+    assert run.returncode == 0, run.stderr
+    assert "rms_norm [K=64]" in run.stderr and "passed" in run.stderr
+    run = patchkit(tmp_path, "admit", "quick", "--cases", "quick.cases:cases", "--write")
+    assert run.returncode == 2
+    assert "there is nothing to record" in run.stderr
+    assert not (package / "admissions.json").exists()
 
 
 @pytest.mark.parametrize("module", ["json", "nothing_of_this_name", "patchkit.providers"])

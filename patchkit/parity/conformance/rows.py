@@ -50,6 +50,10 @@ class RowOperator:
         reference: Another implementation of the same contract that must give the
             same bits; None when there is none.
         poison: Inputs in which a NaN may stand; all floating ones by default.
+        swallows_nan: Its contract replaces a NaN, which then does not show in its own row.
+            That it shows in no other is tried all the same.
+        layouts: Memory layouts of the inputs and weights that its contract covers, by
+            their names in :data:`~patchkit.parity.conformance.cases.LAYOUTS`.
     """
 
     name: str
@@ -61,6 +65,8 @@ class RowOperator:
     ranks: tuple[int, ...] = TENSOR_PARALLEL
     reference: Callable[..., Result] | None = None
     poison: tuple[str, ...] | None = None
+    swallows_nan: bool = False
+    layouts: tuple[str, ...] = tuple(LAYOUTS)
 
     def __post_init__(self) -> None:
         rows = {name: tensor.shape[0] for name, tensor in self.inputs.items()}
@@ -69,6 +75,8 @@ class RowOperator:
                 f"{self.name}: inputs have {rows} rows, {max(self.row_counts)} are needed; "
                 "give more rows, or smaller row_counts"
             )
+        if unknown := sorted(set(self.layouts) - set(LAYOUTS)):
+            raise ValueError(f"{self.name}: no layouts {unknown}; there are {sorted(LAYOUTS)}")
 
     @property
     def device(self) -> torch.device:
@@ -114,7 +122,7 @@ class RowOperator:
             "splits": self.splits,
             "threads": self.thread_counts,
             "repetition": self.repetitions,
-            "layout": self.layouts,
+            "layout": self.arrangements,
             "tensor parallel": self.shards,
             "no rows": self.no_rows,
             "same bits as the reference": self.same_as_reference,
@@ -185,6 +193,8 @@ class RowOperator:
                     expected=take(self.together, kept),
                     rows=tuple(kept),
                 )
+                if self.swallows_nan:
+                    continue
                 yield Trial(
                     case=f"one NaN in {name}, its own row",
                     found=partial(self._run, inputs, damaged),
@@ -236,9 +246,13 @@ class RowOperator:
                 expected=take(self.together, slice(count)),
             )
 
-    def layouts(self) -> Iterator[Trial]:
+    def arrangements(self) -> Iterator[Trial | Skipped]:
+        if not self.layouts:
+            yield Skipped("its contract is contiguous tensors, as PyTorch allocates them")
+            return
         count = min(self.count, 33)
-        for layout, arrange in LAYOUTS.items():
+        for layout in self.layouts:
+            arrange = LAYOUTS[layout]
             for name in self.inputs:
                 for rows in self._few():
                     inputs = self._rows(slice(rows))
