@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anywhere
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("file", ["test_sums.py", "test_grouped.py"])
+@pytest.mark.parametrize("file", ["test_sums.py", "test_grouped.py", "test_admission_cases.py"])
 def test_in_the_interpreter(file: str) -> None:
     # Triton decides at its import whether it interprets: hence a process of its own.
     variables = {
