@@ -323,8 +323,8 @@ def _merge(
     if entry["promise"] != case.promise:
         raise ConfigurationError(f"{case.name}: one operator cannot promise two things")
     entry["trials"] += outcome["trials"]
-    if left_out := outcome.get("left_out"):
-        entry.setdefault("left_out", {}).update(left_out)
+    left_out = {f"{check}: {why}" for check, why in outcome.get("left_out", {}).items()}
+    entry["left_out"] = sorted({*entry.get("left_out", ()), *left_out})
     entry["shapes"].append(case.operator.name)
     entry["largest_difference"] = max(
         entry["largest_difference"], outcome.get("largest_difference", 0.0)

@@ -101,6 +101,37 @@ def test_an_implementation_says_so_itself_and_the_reference_is_none(quick: Path)
     assert find_implementation("nothing_of_this_name") is None
 
 
+@pytest.mark.stack
+def test_what_is_not_in_a_contract_is_not_tried_and_is_said():
+    import torch
+
+    from patchkit.parity.conformance import RowOperator, examine
+    from patchkit.providers import rms_norm
+
+    def report(run: Any, **contract: Any) -> Any:
+        x = torch.randn(9, 16, generator=torch.Generator().manual_seed(0))
+        return examine(
+            RowOperator(name="o", run=run, inputs={"x": x}, row_counts=(1, 9), **contract),
+            only=("layout", "neighbours"),
+        )
+
+    def picky(x: Any) -> Any:
+        if x.stride(-1) != 1:
+            raise ValueError("strided")
+        return rms_norm(x, torch.ones(16), 1e-6).nan_to_num(0.0)
+
+    found = report(picky)
+    assert found.failed_checks == {"layout", "neighbours"}
+    rows = ("every second row", "storage offset 3")
+    found = report(picky, layouts=rows, swallows_nan=True)
+    assert found.passed
+    assert "transposed storage" in found.skipped["layout"]
+    assert found.skipped["neighbours"] == "by its contract a NaN need not show in its own row"
+    assert report(picky, layouts=(), swallows_nan=True).trials.get("layout") is None
+    with pytest.raises(ValueError, match="no layouts \\['sideways'\\]"):
+        report(picky, layouts=("sideways",))
+
+
 def test_a_class_is_an_argument_and_no_operator(quick: Path):
     text = PACKAGE.replace('["rms_norm"]', '["Options", "rms_norm"]')
     (quick / "__init__.py").write_text(text + "class Options: pass\n")
@@ -234,6 +265,10 @@ def test_what_has_the_references_bits_is_admitted_and_recorded(tmp_path: Path):
     assert entry["operators"]["rms_norm"]["promise"] == "same bits"
     assert entry["operators"]["rms_norm"]["trials"] > 40
     assert entry["operators"]["rms_norm"]["largest_difference"] == 0.0
+    assert entry["operators"]["rms_norm"]["gradients_compared"] == 2
+    assert entry["operators"]["rms_norm"]["left_out"] == [
+        "tensor parallel: every rank computes the whole operator"
+    ]
     assert entry["hardware"] == standing.hardware("cpu")
 
 

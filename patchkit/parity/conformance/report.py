@@ -74,7 +74,7 @@ class Report:
     Attributes:
         operators: What was examined.
         trials: Comparisons made, by check: a check that compared nothing proves nothing.
-        skipped: Checks that do not apply, with the reason.
+        skipped: Checks, or cases of them, that do not apply, with the reason.
         findings: Every trial that failed.
         environment: Versions, device and threads of the run.
     """

@@ -194,6 +194,7 @@ class RowOperator:
                     rows=tuple(kept),
                 )
                 if self.swallows_nan:
+                    yield Skipped("by its contract a NaN need not show in its own row")
                     continue
                 yield Trial(
                     case=f"one NaN in {name}, its own row",
@@ -250,6 +251,8 @@ class RowOperator:
         if not self.layouts:
             yield Skipped("its contract is contiguous tensors, as PyTorch allocates them")
             return
+        if others := [layout for layout in LAYOUTS if layout not in self.layouts]:
+            yield Skipped(f"not in its contract: {', '.join(others)}")
         count = min(self.count, 33)
         for layout in self.layouts:
             arrange = LAYOUTS[layout]
