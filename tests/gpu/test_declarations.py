@@ -8,9 +8,17 @@ import sys
 import pytest
 
 from patchkit.engine import find_adapter, inspect_plan, resolve_reference
+from patchkit.runtime.providers import (
+    find_implementation,
+    load_record,
+    standing_of,
+    used_implementations,
+)
 from patchkit.symbols import stored_manifest
 
 pytestmark = pytest.mark.anywhere
+
+OPERATORS = "patchkit.providers.cuda"
 
 
 def cuda_patches():
@@ -67,3 +75,28 @@ def test_another_vllm_is_refused(profile: str) -> None:
         pytest.skip("this is the vLLM that the profile is for")
     plan = inspect_plan("qwen3_moe", "rollout", profile=profile)
     assert any("no patch of this profile is for this vllm" in str(v) for v in plan.violations)
+
+
+@pytest.mark.parametrize("profile", ["vllm_bi", "vllm_bi_fast", "tp_independent"])
+def test_a_profile_names_the_operators_that_its_patches_import(profile: str) -> None:
+    from patchkit.runtime.profile import load_profile
+
+    adapter = find_adapter("qwen3_moe")
+    assert used_implementations(adapter, profile) == (OPERATORS,)
+    named = load_profile(adapter.profiles / f"{profile}.toml").content.providers
+    assert list(named.allow) == [OPERATORS]
+
+
+def test_the_record_is_of_these_sources() -> None:
+    """On a GPU: `patchkit admit patchkit.providers.cuda --write`; nothing else makes it anew."""
+    implementation = find_implementation(OPERATORS)
+    assert implementation is not None
+    for entry in load_record(implementation.record):
+        assert entry["digest"] == implementation.digest
+        assert set(entry["operators"]) == set(implementation.operators())
+
+
+def test_operators_with_the_engines_bits_replace_no_reference_provider() -> None:
+    implementation = find_implementation(OPERATORS)
+    assert implementation is not None
+    assert standing_of(implementation).operators == ()

@@ -6,6 +6,10 @@ has not: a backward. Each is either one of vLLM's own kernels, called, or a
 kernel of ours of which ``tests/gpu`` shows on the machine itself that its bits
 equal those of vLLM's.
 
+A profile that uses them names this package, and is refused where ``admissions.json`` beside
+this file has no record of the GPU, the versions and these sources: ``patchkit admit
+patchkit.providers.cuda --write`` makes one there.
+
 Importing this package imports torch and Triton; vLLM is imported by the
 operators that call it, when they are first called.
 
@@ -25,6 +29,11 @@ from patchkit.providers.cuda.packing import Packing
 from patchkit.providers.cuda.rope import cos_sin_table, rotate
 from patchkit.providers.cuda.router import route
 from patchkit.providers.cuda.topology import AnyTopology, RolloutTopology
+
+# Read from the source, by whoever checks a profile without importing torch.
+IMPLEMENTS = "vllm.model_executor.layers.batch_invariant"
+DEVICE = "cuda"
+CASES = "patchkit.bindings.cuda_cases:cases"
 
 __all__ = [
     "AnyTopology",
