@@ -43,6 +43,9 @@ _LAYOUTS = ("every second column", "every second row")
 # FlashAttention and the grouped products round what is between them to bf16, too.
 _ROUNDED_BETWEEN = 2.0**-5
 
+# Of K, in the profiles whose bits depend on no topology.
+_SLICES = (2, 4)
+
 _BI_TILE = {
     "BLOCK_SIZE_M": 64,
     "BLOCK_SIZE_N": 64,
@@ -121,13 +124,15 @@ class Cases:
             yield self.selected_token_logprobs(vocabulary)
         yield self.linear()
         yield self.linear_of_two_ranks()
-        yield self.linear_of_any_rank()
+        for slices in _SLICES:
+            yield self.linear_of_any_rank(slices)
         yield self.attention()
         yield self.experts_of_one_rank()
         yield self.experts_of_two_ranks()
         yield self.experts_of_two_blocks()
-        yield self.experts_of_any_rank()
-        yield self.experts_of_any_block()
+        for slices in _SLICES:
+            yield self.experts_of_any_rank(slices)
+        yield self.experts_of_any_block(max(_SLICES))
 
     # -- inputs: drawn on the CPU, so that every device gets the same -----------------------
 
@@ -365,9 +370,8 @@ class Cases:
             "linear of two ranks", lambda x, weight: cuda.linear(x, weight, slices=2), reference
         )
 
-    def linear_of_any_rank(self) -> AdmissionCase:
+    def linear_of_any_rank(self, slices: int) -> AdmissionCase:
         """A row-parallel layer whose slices are added exactly."""
-        slices = cuda.AnyTopology().slices
 
         def sharded(ranks: int, x: Tensor, weight: Tensor) -> Tensor:
             total = None
@@ -507,9 +511,8 @@ class Cases:
         topology = cuda.RolloutTopology(tensor_parallel=2, expert_parallel=True)
         return self._experts("two blocks", topology, reference, self.sizes.few_rows)
 
-    def experts_of_any_rank(self) -> AdmissionCase:
+    def experts_of_any_rank(self, slices: int) -> AdmissionCase:
         """Every expert's width in slices that are added exactly, over ranks, too."""
-        slices = cuda.AnyTopology().expert_slices
 
         def sharded(
             ranks: int, x: Tensor, expert: Tensor, weight: Tensor, w13: Tensor, w2: Tensor
@@ -522,16 +525,15 @@ class Cases:
 
         return self._experts(
             f"any rank, {slices} slices",
-            cuda.AnyTopology(),
-            _exact_experts,
+            cuda.AnyTopology(slices=slices),
+            partial(_exact_experts, slices=slices),
             self.sizes.few_rows,
             sharded=sharded,
             ranks=_divisors(slices),
         )
 
-    def experts_of_any_block(self) -> AdmissionCase:
+    def experts_of_any_block(self, slices: int) -> AdmissionCase:
         """The same where ranks hold whole experts."""
-        slices = cuda.AnyTopology().expert_slices
 
         def sharded(
             ranks: int, x: Tensor, expert: Tensor, weight: Tensor, w13: Tensor, w2: Tensor
@@ -547,8 +549,8 @@ class Cases:
 
         return self._experts(
             f"any block, {slices} slices",
-            cuda.AnyTopology(),
-            _exact_experts,
+            cuda.AnyTopology(slices=slices),
+            partial(_exact_experts, slices=slices),
             self.sizes.few_rows[-1:],
             sharded=sharded,
             ranks=(2, 4),
@@ -672,13 +674,15 @@ def _blocks(experts: int, ranks: int, device: torch.device) -> Iterator[tuple[sl
         yield own, held
 
 
-def _exact_experts(x: Tensor, expert: Tensor, weight: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+def _exact_experts(
+    x: Tensor, expert: Tensor, weight: Tensor, w13: Tensor, w2: Tensor, *, slices: int
+) -> Tensor:
     """vLLM's layer for every slice and for every slot alone, and their exact sum."""
     parts = [
         _engines_experts(
             x, expert[:, slot, None].contiguous(), weight[:, slot, None].contiguous(), *part
         )
-        for part in _widths(w13, w2, cuda.AnyTopology().expert_slices)
+        for part in _widths(w13, w2, slices)
         for slot in range(expert.shape[1])
     ]
     return _exact_sum(parts).to(x.dtype)

@@ -19,7 +19,6 @@ from patchkit.bindings import cuda_cases  # noqa: E402
 from patchkit.bindings.cuda_cases import Cases, Sizes  # noqa: E402
 from patchkit.parity.admission import tried  # noqa: E402
 from patchkit.providers import cuda  # noqa: E402
-from patchkit.providers.cuda.sums import SLICES  # noqa: E402
 
 pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="a GPU has `patchkit admit`")
 
@@ -28,7 +27,7 @@ SMALL = Cases(
     dtype=torch.float32,
     whole=True,
     sizes=Sizes(
-        hidden=64 * SLICES,
+        hidden=256,
         outputs=64,
         heads=4,
         kv_heads=2,
@@ -37,7 +36,7 @@ SMALL = Cases(
         theta=1e4,
         experts=8,
         top_k=2,
-        width=16 * SLICES,
+        width=64,
         vocabularies=(99,),
         rows=(1, 3, 17),
         few_rows=(1, 3, 8),
@@ -66,6 +65,11 @@ def test_what_equals_the_engine_passes(case: Any) -> None:
 def test_every_operator_is_tried() -> None:
     names = {name for name in cuda.__all__ if not isinstance(getattr(cuda, name), type)}
     assert {case.name for case in SMALL.all()} == names
+
+
+def named_case(name: str) -> Any:
+    method, *slices = name.split()
+    return getattr(SMALL, method)(*map(int, slices))
 
 
 def one_ulp(result: Any) -> Any:
@@ -103,13 +107,13 @@ def flat(result: Any) -> Any:
         ("linear", "linear", beside, "neighbours"),
         ("linear", "linear", steeper, "has another gradient"),
         ("linear", "linear", flat, "has no gradient"),
-        ("linear_of_any_rank", "linear", one_ulp, "tensor parallel, TP=2"),
+        ("linear_of_any_rank 2", "linear", one_ulp, "tensor parallel, TP=2"),
         ("rotate", "rotate", one_ulp, "same bits as the reference"),
         ("attention", "attention", one_ulp, "same bits as the reference"),
         ("attention", "attention", beside, "neighbours"),
         ("experts_of_one_rank", "experts", alone, "batch size"),
         ("experts_of_two_blocks", "experts", one_ulp, "same bits as the reference"),
-        ("experts_of_any_block", "experts", one_ulp, "tensor parallel, TP=4"),
+        ("experts_of_any_block 4", "experts", one_ulp, "tensor parallel, TP=4"),
         ("add_rms_norm", "add_rms_norm_forward", lambda both: both[::-1], "same bits"),
         ("route", "route", lambda both: (both[0], both[1].flip(1)), "ties"),
     ],
@@ -124,7 +128,7 @@ def test_what_is_wrong_is_refused(
 ) -> None:
     right = getattr(cuda, operator)
     monkeypatch.setattr(cuda, operator, lambda *a, **k: wrong(right(*a, **k)))
-    found = "\n".join(map(str, tried(getattr(SMALL, case)())["violations"]))
+    found = "\n".join(map(str, tried(named_case(case))["violations"]))
     assert named in found
 
 
@@ -135,5 +139,5 @@ def test_a_sum_that_shows_its_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         cuda_cases, "partial_sum", lambda each: (right(each) * coarse).round() / coarse
     )
-    found = "\n".join(map(str, tried(SMALL.linear_of_any_rank())["violations"]))
+    found = "\n".join(map(str, tried(SMALL.linear_of_any_rank(2))["violations"]))
     assert "tensor parallel, TP=2" in found
