@@ -43,7 +43,7 @@ def install() -> None:
     )
     _module(
         f"{_LAYERS}.fused_moe.moe_align_block_size",
-        moe_align_block_size=lambda ids, block, experts, held=None: (ids, held, experts),
+        moe_align_block_size=_align,
     )
     _module("vllm._custom_ops", topk_softmax=_topk_softmax, rotary_embedding=_rotary)
     _module("vllm.vllm_flash_attn", flash_attn_varlen_func=_attention)
@@ -118,7 +118,7 @@ def _fused_experts(
     assert x.is_contiguous() and chosen.is_contiguous() and weight.is_contiguous()
     tokens, top_k = chosen.shape
     gate_up = x.new_empty(tokens, top_k, w13.shape[1])
-    aligned = (chosen, expert_map, global_num_experts)
+    aligned = _align(chosen, _CONFIG["BLOCK_SIZE_M"], global_num_experts, expert_map)
     _invoke(x, w13, gate_up, None, None, None, *aligned, False, top_k, _CONFIG)
     activated = x.new_empty(tokens * top_k, w2.shape[2])
     _silu_and_mul(activated, gate_up.view(tokens * top_k, -1))
@@ -127,17 +127,35 @@ def _fused_experts(
     return each.sum(1)
 
 
+def _align(
+    chosen: Tensor, block: int, experts: int, held: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs by expert in whole blocks, the experts of the blocks, and how many entries count."""
+    assert chosen.is_contiguous()
+    pairs = chosen.numel()
+    order = torch.full((pairs + experts * (block - 1),), pairs, dtype=torch.int32)
+    owners = torch.zeros(-(-len(order) // block), dtype=torch.int32)
+    end = 0
+    for expert in range(experts):
+        mine = (chosen.flatten() == expert).nonzero()[:, 0]
+        order[end : end + len(mine)] = mine.int()
+        blocks = -(-len(mine) // block)
+        owners[end // block : end // block + blocks] = expert
+        end += blocks * block
+    owners = owners if held is None else held[owners.long()]
+    return order, owners, torch.tensor([end], dtype=torch.int32)
+
+
 def _invoke(
     a: Tensor, weights: Tensor, out: Tensor, _a: Any, _b: Any, scale: Tensor | None,
-    chosen: Tensor, held: Tensor | None, experts: int, scaled: bool, top_k: int, tile: Any,
-    **_: Any,
+    order: Tensor, owners: Tensor, filled: Tensor, scaled: bool, top_k: int, tile: Any, **_: Any,
 ) -> None:  # fmt: skip
     flat = out.view(-1, out.shape[-1])
-    for pair, number in enumerate(chosen.flatten().tolist()):
-        local = number if held is None else int(held[number])
-        flat[pair] = 0.0
-        if local >= 0:
-            flat[pair] = (a[pair // top_k].double() @ weights[local].double().t()).to(out.dtype)
+    for at, pair in enumerate(order[: int(filled)].tolist()):
+        expert = int(owners[at // tile["BLOCK_SIZE_M"]])
+        if pair < len(flat):
+            product = weights[expert].double() @ a[pair // top_k].double()
+            flat[pair] = product.to(out.dtype) if expert >= 0 else 0.0
     if scaled:
         assert scale is not None
         flat.mul_(scale.reshape(-1, 1))
