@@ -15,6 +15,7 @@ from patchkit.runtime.providers import (
     used_implementations,
 )
 from patchkit.symbols import stored_manifest
+from patchkit_adapters.qwen3_moe.cuda import EVERY
 
 pytestmark = pytest.mark.anywhere
 
@@ -77,7 +78,7 @@ def test_another_vllm_is_refused(profile: str) -> None:
     assert any("no patch of this profile is for this vllm" in str(v) for v in plan.violations)
 
 
-@pytest.mark.parametrize("profile", ["vllm_bi", "vllm_bi_fast", "tp_independent"])
+@pytest.mark.parametrize("profile", EVERY)
 def test_a_profile_names_the_operators_that_its_patches_import(profile: str) -> None:
     from patchkit.runtime.profile import load_profile
 
