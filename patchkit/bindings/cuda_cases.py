@@ -392,7 +392,10 @@ class Cases:
     # -- attention ---------------------------------------------------------------------------
 
     def attention(self) -> AdmissionCase:
-        """A row is a sequence, of a length of its own; the engine reads it from pages."""
+        """A row is a sequence, of a length of its own; the engine reads it from pages.
+
+        The last block of a sequence's values may hold some of the next one's, times zero.
+        """
         sizes = self.sizes
         count, longest = max(sizes.sequences), sizes.longest
         scale = sizes.head_size**-0.5
@@ -425,6 +428,7 @@ class Cases:
                     "length": lengths.to(self.device),
                 },
                 row_counts=sizes.sequences,
+                spreads_nan=True,
                 layouts=_LAYOUTS,
             ),
             reference=_without_backward(partial(_paged_attention, scale=scale)),

@@ -128,6 +128,10 @@ def test_what_is_not_in_a_contract_is_not_tried_and_is_said():
     assert "transposed storage" in found.skipped["layout"]
     assert found.skipped["neighbours"] == "by its contract a NaN need not show in its own row"
     assert report(picky, layouts=(), swallows_nan=True).trials.get("layout") is None
+    spread = report(lambda x: x + 0 * x.sum(), spreads_nan=True)
+    assert spread.passed
+    assert "may show in other rows" in spread.skipped["neighbours"]
+    assert "neighbours" in report(lambda x: x + x.sum(), spreads_nan=True).failed_checks
     with pytest.raises(ValueError, match="no layouts \\['sideways'\\]"):
         report(picky, layouts=("sideways",))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -52,6 +53,8 @@ class RowOperator:
         poison: Inputs in which a NaN may stand; all floating ones by default.
         swallows_nan: Its contract replaces a NaN, which then does not show in its own row.
             That it shows in no other is tried all the same.
+        spreads_nan: A NaN or an infinity in one row may reach others, as zero times NaN is
+            NaN; it shows, and is not confined. Only finite neighbours are tried then.
         layouts: Memory layouts of the inputs and weights that its contract covers, by
             their names in :data:`~patchkit.parity.conformance.cases.LAYOUTS`.
     """
@@ -66,6 +69,7 @@ class RowOperator:
     reference: Callable[..., Result] | None = None
     poison: tuple[str, ...] | None = None
     swallows_nan: bool = False
+    spreads_nan: bool = False
     layouts: tuple[str, ...] = tuple(LAYOUTS)
 
     def __post_init__(self) -> None:
@@ -173,7 +177,11 @@ class RowOperator:
             return
         count = min(self.count, 33)
         kept, damaged = list(range(0, count, 2)), list(range(1, count, 2))
+        if self.spreads_nan:
+            yield Skipped("by its contract a NaN or an infinity may show in other rows, too")
         for case, value in NEIGHBOURS.items():
+            if self.spreads_nan and not math.isfinite(value):
+                continue
             inputs = {name: tensor.clone() for name, tensor in self._rows(slice(count)).items()}
             for name in names:
                 inputs[name][damaged] = value
@@ -187,12 +195,13 @@ class RowOperator:
             for name in names:
                 inputs = {key: x.clone() for key, x in self._rows(slice(count)).items()}
                 inputs[name][damaged, ..., -1] = torch.nan
-                yield Trial(
-                    case=f"one NaN in {name}, neighbours",
-                    found=partial(self._run, inputs, kept),
-                    expected=take(self.together, kept),
-                    rows=tuple(kept),
-                )
+                if not self.spreads_nan:
+                    yield Trial(
+                        case=f"one NaN in {name}, neighbours",
+                        found=partial(self._run, inputs, kept),
+                        expected=take(self.together, kept),
+                        rows=tuple(kept),
+                    )
                 if self.swallows_nan:
                     yield Skipped("by its contract a NaN need not show in its own row")
                     continue
