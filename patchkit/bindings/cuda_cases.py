@@ -73,6 +73,7 @@ class Sizes:
         vocabularies: Rows of output layers.
         rows: Batch sizes of operators whose tile follows the number of rows.
         few_rows: Of the others.
+        many_rows: So many that every expert has a full block: its largest tile.
         sequences: Numbers of sequences.
         longest: Tokens of the longest sequence.
     """
@@ -90,6 +91,7 @@ class Sizes:
     vocabularies: tuple[int, ...] = (151_936, 1000)
     rows: tuple[int, ...] = (1, 2, 3, 7, 16, 17, 32, 33, 64, 65, 256, 257)
     few_rows: tuple[int, ...] = (1, 2, 3, 31, 33)
+    many_rows: int = 1100
     sequences: tuple[int, ...] = (1, 2, 3, 9)
     longest: int = 300
 
@@ -487,7 +489,7 @@ class Cases:
 
     def experts_of_one_rank(self) -> AdmissionCase:
         """vLLM's layer, in its tile."""
-        rows = tuple(sorted({self.sizes.rows[0], *self.sizes.few_rows, self.sizes.rows[-1]}))
+        rows = (*self.sizes.few_rows, self.sizes.rows[-1], self.sizes.many_rows)
         return self._experts("one rank", cuda.RolloutTopology(), _engines_experts, rows)
 
     def experts_of_two_ranks(self) -> AdmissionCase:
@@ -531,7 +533,7 @@ class Cases:
             f"any rank, {slices} slices",
             cuda.AnyTopology(slices=slices),
             partial(_exact_experts, slices=slices),
-            self.sizes.few_rows,
+            (*self.sizes.few_rows, self.sizes.many_rows),
             sharded=sharded,
             ranks=_divisors(slices),
         )

@@ -40,6 +40,7 @@ SMALL = Cases(
         vocabularies=(99,),
         rows=(1, 3, 17),
         few_rows=(1, 3, 8),
+        many_rows=9,
         sequences=(1, 3, 8),
         longest=20,
     ),
