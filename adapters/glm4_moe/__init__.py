@@ -20,15 +20,15 @@ _HERE = Path(__file__).parent
 _HF = "transformers.models.glm4_moe.modeling_glm4_moe"
 _VLLM = "vllm.model_executor.models.glm4_moe:Glm4"
 
-# Before 5.19 the causal model returns another kind of output.
-_VERSIONS = ">=5.19,<5.24"
+# Before that, the causal model returns another kind of output.
+_SINCE = "5.19"
 
 _trainer = (
-    *hf.decoder(_HF, "Glm4Moe", versions=_VERSIONS),
-    hf.gated_mlp(_HF, "Glm4MoeMLP", versions=_VERSIONS),
-    hf.grouped_router(_HF, "Glm4MoeTopkRouter", versions=_VERSIONS),
-    hf.shared_moe(_HF, "Glm4MoeMoE", versions=_VERSIONS),
-    hf.causal_lm(_HF, "Glm4MoeForCausalLM", output="moe", versions=_VERSIONS),
+    *hf.decoder(_HF, "Glm4Moe", since=_SINCE),
+    *hf.gated_mlp(_HF, "Glm4MoeMLP", since=_SINCE),
+    *hf.grouped_router(_HF, "Glm4MoeTopkRouter", since=_SINCE),
+    *hf.shared_moe(_HF, "Glm4MoeMoE", since=_SINCE),
+    *hf.causal_lm(_HF, "Glm4MoeForCausalLM", output="moe", since=_SINCE),
 )
 
 adapter = Adapter(

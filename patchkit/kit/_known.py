@@ -41,10 +41,10 @@ class Maker:
         more = f', output="{self.output}"' if self.output else ""
         return f'hf.{self.function}(_HF, "{name}"{more})'
 
-    def patch(self, module: str, name: str) -> Patch:
+    def patches(self, module: str, name: str) -> tuple[Patch, ...]:
         """What the call makes."""
         options = {"output": self.output} if self.output else {}
-        made: Patch = getattr(hf, self.function)(module, name, **options)
+        made: tuple[Patch, ...] = getattr(hf, self.function)(module, name, **options)
         return made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -234,15 +234,16 @@ def _trainer_rows(
 
 def _covered_class(source: ClassSource, maker: Maker, wrappers: dict[str, Wrapper]) -> Row:
     call = maker.call(source.name)
-    patch = maker.patch(source.module, source.name)
-    if not applies(patch):
+    patches = maker.patches(source.module, source.name)
+    patch = next(filter(applies, patches), None)
+    if patch is None:
+        ranges = " and ".join(patch.versions for patch in patches)
         return Row(
             side="trainer",
             operator=source.name,
             status="needs you",
             by=call,
-            note=f"this binding is for transformers {patch.versions}, and another version is "
-            "installed",
+            note=f"this binding is for transformers {ranges}, and another version is installed",
         )
     fit = fitting(patch.symbol, str(patch.replacement))
     if fit is None:
@@ -255,7 +256,7 @@ def _covered_class(source: ClassSource, maker: Maker, wrappers: dict[str, Wrappe
             "takes exactly these and calls the shared one",
         )
     if fit:
-        wrappers[call] = fit
+        wrappers[call] = replace(fit, versions=patch.versions)
         note = f"under its own signature, by {fit.name}"
         return Row(side="trainer", operator=source.name, status="covered", by=call, note=note)
     return Row(side="trainer", operator=source.name, status="covered", by=call)

@@ -20,11 +20,13 @@ class Wrapper:
         name: Its name; empty where no wrapper is needed.
         shared: ``module:function`` that it calls.
         source: Its definition.
+        versions: Of the target's package, at which its signature is the method's.
     """
 
     name: str = ""
     shared: str = ""
     source: str = ""
+    versions: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.name)

@@ -186,7 +186,6 @@ def _declaration(look: Look, package: str) -> dict[str, str]:
     return {
         "rollout": _rollout(look),
         "trainer": _trainer(look, package),
-        "imports": "from dataclasses import replace\n" if look.wrappers else "",
         "relies_on": _lines((f"{symbol!r}," for symbol in look.relies_on), 8),
         "modules": _modules(look),
     }
@@ -227,11 +226,11 @@ def _trainer(look: Look, package: str) -> str:
     calls = ["*CHECKPOINT_PATCHES,"]
     for call in look.trainer:
         if wrapper := look.wrappers.get(call):
-            reference = f"{package}.trainer:{wrapper.name}"
-            calls.append(f"replace(\n            {call},\n            replacement={reference!r},")
-            calls.append("),")
-        else:
-            calls.append(f"{call},")
+            maker, _, given = call.removesuffix(")").partition("(")
+            own = f"replacement={f'{package}.trainer:{wrapper.name}'!r}"
+            arguments = (*given.split(", "), own, f"versions={wrapper.versions!r}")
+            call = f"{maker}(\n" + "".join(f"            {a},\n" for a in arguments) + " " * 8 + ")"
+        calls.append(f"*{call},")
     return "(\n" + _lines(iter(calls), 8) + "\n    )"
 
 

@@ -44,6 +44,7 @@ QWEN2: dict[str, Any] = {
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
+LLAMA = {**QWEN2, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 GEMMA2 = {
     **QWEN2,
     "architectures": ["Gemma2ForCausalLM"],
@@ -153,8 +154,7 @@ def test_bindings_of_other_versions_cover_nothing(tmp_path: Path, monkeypatch: p
 
 
 def test_a_shared_replacement_gets_the_signature_of_the_models_method(tmp_path: Path):
-    llama = {**QWEN2, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-    look = looked(tmp_path, llama)
+    look = looked(tmp_path, LLAMA)
     assert look.missing == ()
     (wrapper,) = look.wrappers.values()
     parameters = {
@@ -197,10 +197,11 @@ def test_a_folder_without_configuration_is_named(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two skeletons, of a model that is covered and of one that is not."""
+    """Of a model that is covered, one with signatures of its own, and one that is not covered."""
     into = tmp_path_factory.mktemp("skeletons")
     made = {}
-    for name, content in (("plain_qwen2", QWEN2), ("soft_gemma2", GEMMA2)):
+    models = {"plain_qwen2": QWEN2, "old_llama": LLAMA, "soft_gemma2": GEMMA2}
+    for name, content in models.items():
         model = config(into / "models" / name, content)
         with pytest.MonkeyPatch.context() as patched:
             # Manifests read all of both libraries; tests/test_guide.py has them.
@@ -243,6 +244,15 @@ def test_the_package_is_whole_and_imports_nothing_heavy(written: dict[str, Path]
     loaded = imported(folder, "plain_qwen2", "import sys\nprint(*sys.modules)").split()
     assert not {"torch", "vllm", "transformers"} & set(loaded)
     assert not list(folder.parent.glob(".patchkit-*"))
+
+
+def test_a_wrapper_is_declared_for_the_signature_that_it_has(written: dict[str, Path]):
+    code = """
+print([(p.replacement, p.versions) for p in adapter.trainer if "Attention" in p.symbol])
+"""
+    assert imported(written["old_llama"], "old_llama", code).strip() == repr(
+        [("patchkit_old_llama.trainer:attention_forward_5_17", ">=5.17,<5.24")]
+    )
 
 
 def test_its_profile_and_its_model_fit_each_other(written: dict[str, Path]):

@@ -5,7 +5,6 @@ Importing this package imports neither torch, vLLM nor transformers.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from patchkit.bindings import transformers as hf
@@ -22,13 +21,15 @@ adapter = Adapter(
     rollout=RUNTIME_PATCHES + vllm_cpu.DENSE,
     trainer=(
         *CHECKPOINT_PATCHES,
-        hf.rms_norm(_HF, "LlamaRMSNorm"),
-        replace(
-            hf.attention(_HF, "LlamaAttention"),
-            replacement="patchkit_llama.trainer:attention_forward",
+        *hf.rms_norm(_HF, "LlamaRMSNorm"),
+        *hf.attention(
+            _HF,
+            "LlamaAttention",
+            replacement="patchkit_llama.trainer:attention_forward_5_17",
+            versions=">=5.17,<5.24",
         ),
-        hf.gated_mlp(_HF, "LlamaMLP"),
-        hf.causal_lm(_HF, "LlamaForCausalLM"),
+        *hf.gated_mlp(_HF, "LlamaMLP"),
+        *hf.causal_lm(_HF, "LlamaForCausalLM"),
     ),
     relies_on=(
         # Called unpatched on the forward path; a change here changes the claim.

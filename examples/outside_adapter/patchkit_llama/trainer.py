@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from patchkit.bindings.transformers.attention_layer import (
-    attention_forward as shared_attention_forward,
+    attention_forward_5_17 as shared_attention_forward_5_17,
 )
 
 
-def attention_forward(
+def attention_forward_5_17(
     self: Any,
     hidden_states: Any,
     position_embeddings: Any = None,
@@ -18,7 +18,7 @@ def attention_forward(
     **kwargs: Any,
 ) -> Any:
     """``LlamaAttention.forward``: the shared replacement, under this method's own signature."""
-    return shared_attention_forward(
+    return shared_attention_forward_5_17(
         self,
         hidden_states,
         position_embeddings,

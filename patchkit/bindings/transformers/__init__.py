@@ -7,8 +7,9 @@ class names. One call declares them all:
 >>> module = "transformers.models.qwen3.modeling_qwen3"
 >>> trainer = CHECKPOINT_PATCHES + hf.dense(module, "Qwen3")     # doctest: +SKIP
 
-The replacements act only inside ``patchkit.exact_context()``; outside, the stock
-method itself runs. Signatures follow transformers 5.17 to 5.23. Parameters are read
+Each makes a tuple: one patch for every signature that a method has had, from
+transformers 5.17 to 5.24. The replacements act only inside
+``patchkit.exact_context()``; outside, the stock method itself runs. Parameters are read
 where FSDP2 has gathered them: inside the forward of the module that owns them or of
 one of its parents in the same shard group.
 """

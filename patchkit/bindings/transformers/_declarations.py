@@ -9,25 +9,46 @@ from patchkit.engine import Patch
 PROFILE = "cpu_tree"
 
 _HERE = "patchkit.bindings.transformers."
-_TRANSFORMERS = ">=5.17,<5.24"
 _UNTIL_SHARED = "transformers lets the trainer name the operator instead of replacing the method"
 
+# transformers versions whose methods these patches know. A model that came into this shape
+# later says ``since=``; what ends the range is a property of the bindings.
+_SINCE = "5.17"
+_BEFORE = "5.25"
+# Attention and causal models take ``cache`` from here on; it was ``past_key_values``.
+_CACHE = "5.24"
 
-def _replace(symbol: str, replacement: str, **fields: Any) -> Patch:
+
+def _replace(
+    symbol: str, shared: str, /, *, since: str = _SINCE, **fields: Any
+) -> tuple[Patch, ...]:
     defaults: dict[str, Any] = {
-        "versions": _TRANSFORMERS,
+        "replacement": _HERE + shared,
+        "versions": f">={since},<{_BEFORE}",
         "until": _UNTIL_SHARED,
         "profiles": (PROFILE,),
     }
-    return Patch(
-        symbol=symbol,
-        action="replace",
-        replacement=_HERE + replacement,
-        **{**defaults, **fields},
+    return (Patch(symbol=symbol, action="replace", **{**defaults, **fields}),)
+
+
+def _by_signature(
+    symbol: str, shared: str, /, *, since: str = _SINCE, **fields: Any
+) -> tuple[Patch, ...]:
+    """A patch for each name that the cache's argument has had.
+
+    A replacement of the caller's own has one of them: ``replacement=`` makes one patch,
+    for the ``versions=`` that come with it.
+    """
+    if "replacement" in fields:
+        return _replace(symbol, shared, **fields)
+    before, after = f">={since},<{_CACHE}", f">={_CACHE},<{_BEFORE}"
+    return (
+        *_replace(symbol, f"{shared}_5_17", versions=before, **fields),
+        *_replace(symbol, shared, versions=after, **fields),
     )
 
 
-def rms_norm(module: str, name: str, **fields: Any) -> Patch:
+def rms_norm(module: str, name: str, **fields: Any) -> tuple[Patch, ...]:
     """A norm ``name(weight, variance_epsilon)``, ``weight * x / rms``."""
     return _replace(
         f"{module}:{name}.forward",
@@ -39,13 +60,13 @@ def rms_norm(module: str, name: str, **fields: Any) -> Patch:
     )
 
 
-def attention(module: str, name: str, **fields: Any) -> Patch:
+def attention(module: str, name: str, **fields: Any) -> tuple[Patch, ...]:
     """Grouped-query attention with ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``.
 
     Norms of queries and keys, biases of the projections and a rotation of a part
     of each head are read off the module and its configuration.
     """
-    return _replace(
+    return _by_signature(
         f"{module}:{name}.forward",
         "attention_layer:attention_forward",
         reason="exact projections and attention; rotation in float32 from position ids",
@@ -55,7 +76,7 @@ def attention(module: str, name: str, **fields: Any) -> Patch:
     )
 
 
-def gated_mlp(module: str, name: str, **fields: Any) -> Patch:
+def gated_mlp(module: str, name: str, **fields: Any) -> tuple[Patch, ...]:
     """A feed-forward layer with ``gate_proj``, ``up_proj`` and ``down_proj``."""
     return _replace(
         f"{module}:{name}.forward",
@@ -66,7 +87,7 @@ def gated_mlp(module: str, name: str, **fields: Any) -> Patch:
     )
 
 
-def softmax_router(module: str, name: str, **fields: Any) -> Patch:
+def softmax_router(module: str, name: str, **fields: Any) -> tuple[Patch, ...]:
     """A softmax top-k router with ``weight``, ``top_k`` and ``norm_topk_prob``."""
     return _replace(
         f"{module}:{name}.forward",
@@ -77,7 +98,7 @@ def softmax_router(module: str, name: str, **fields: Any) -> Patch:
     )
 
 
-def grouped_router(module: str, name: str, **fields: Any) -> Patch:
+def grouped_router(module: str, name: str, **fields: Any) -> tuple[Patch, ...]:
     """A sigmoid router with ``e_score_correction_bias`` that chooses within groups."""
     return _replace(
         f"{module}:{name}.forward",
@@ -88,7 +109,7 @@ def grouped_router(module: str, name: str, **fields: Any) -> Patch:
     )
 
 
-def shared_moe(module: str, name: str, **fields: Any) -> Patch:
+def shared_moe(module: str, name: str, **fields: Any) -> tuple[Patch, ...]:
     """``gate``, ``experts`` and ``shared_experts``, a gated feed-forward layer."""
     return _replace(
         f"{module}:{name}.forward",
@@ -99,7 +120,7 @@ def shared_moe(module: str, name: str, **fields: Any) -> Patch:
     )
 
 
-def experts(module: str, name: str, **fields: Any) -> Patch:
+def experts(module: str, name: str, **fields: Any) -> tuple[Patch, ...]:
     """Stacked experts ``gate_up_proj`` ``[E, 2F, H]`` and ``down_proj`` ``[E, H, F]``."""
     return _replace(
         f"{module}:{name}.forward",
@@ -110,7 +131,7 @@ def experts(module: str, name: str, **fields: Any) -> Patch:
     )
 
 
-def causal_lm(module: str, name: str, *, output: str = "dense", **fields: Any) -> Patch:
+def causal_lm(module: str, name: str, *, output: str = "dense", **fields: Any) -> tuple[Patch, ...]:
     """The causal model: logits in float32, losses and output as in transformers.
 
     Args:
@@ -120,7 +141,7 @@ def causal_lm(module: str, name: str, *, output: str = "dense", **fields: Any) -
             signature) or ``"router_loss"``.
         fields: Further fields of the patch.
     """
-    return _replace(
+    return _by_signature(
         f"{module}:{name}.forward",
         f"output_layer:{output}_forward",
         reason="float32 logits from the exact product",
@@ -132,8 +153,8 @@ def causal_lm(module: str, name: str, *, output: str = "dense", **fields: Any) -
 def decoder(module: str, family: str, **fields: Any) -> tuple[Patch, ...]:
     """Norm and attention of ``{family}RMSNorm`` and ``{family}Attention``."""
     return (
-        rms_norm(module, f"{family}RMSNorm", **fields),
-        attention(module, f"{family}Attention", **fields),
+        *rms_norm(module, f"{family}RMSNorm", **fields),
+        *attention(module, f"{family}Attention", **fields),
     )
 
 
@@ -141,8 +162,8 @@ def dense(module: str, family: str, **fields: Any) -> tuple[Patch, ...]:
     """Everything of a dense model whose classes begin with ``family``."""
     return (
         *decoder(module, family, **fields),
-        gated_mlp(module, f"{family}MLP", **fields),
-        causal_lm(module, f"{family}ForCausalLM", **fields),
+        *gated_mlp(module, f"{family}MLP", **fields),
+        *causal_lm(module, f"{family}ForCausalLM", **fields),
     )
 
 
@@ -150,7 +171,7 @@ def softmax_moe(module: str, family: str, **fields: Any) -> tuple[Patch, ...]:
     """Everything of a model of softmax-routed experts whose classes begin with ``family``."""
     return (
         *decoder(module, family, **fields),
-        softmax_router(module, f"{family}TopKRouter", **fields),
-        experts(module, f"{family}Experts", **fields),
-        causal_lm(module, f"{family}ForCausalLM", output="router_loss", **fields),
+        *softmax_router(module, f"{family}TopKRouter", **fields),
+        *experts(module, f"{family}Experts", **fields),
+        *causal_lm(module, f"{family}ForCausalLM", output="router_loss", **fields),
     )

@@ -5,10 +5,12 @@ Shapes: B sequences, S tokens, H query heads, G key/value heads, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils.deprecation import deprecate_kwarg
 
 from patchkit import providers
 from patchkit.bindings.claim import TREE_CHUNKS, UncoveredLayerError
@@ -84,11 +86,15 @@ def _allowed_by(mask: Tensor) -> Tensor | None:
     return allowed if bool((allowed | (mask <= _EXCLUDED)).all()) else None
 
 
-def _refusals(attention: Any, past_key_values: Any, position_ids: Any) -> dict[str, Any]:
+def _refusals(
+    attention: Any, cache: Mapping[str, Any], position_ids: Any
+) -> dict[str, tuple[Any, Any]]:
     """What of this call the exact path does not cover: name to (found, covered)."""
-    wrong: dict[str, Any] = {}
-    if past_key_values is not None:
-        wrong["past_key_values"] = ("a cache", "None: call the model with use_cache=False")
+    wrong: dict[str, tuple[Any, Any]] = {
+        name: ("a cache", "None: call the model with use_cache=False")
+        for name, value in cache.items()
+        if value is not None
+    }
     if position_ids is None:
         wrong["position_ids"] = (None, "absolute positions")
     if (window := getattr(attention, "sliding_window", None)) is not None:
@@ -100,28 +106,33 @@ def _refusals(attention: Any, past_key_values: Any, position_ids: Any) -> dict[s
     return wrong
 
 
-def attention_forward(
-    self: Any,
+def _attention(
+    attention: Any,
     hidden_states: Tensor,
-    position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor | None,
-    past_key_values: Any = None,
-    **kwargs: Any,
+    cache: Mapping[str, Any],
+    position_ids: Any,
 ) -> tuple[Tensor, None]:
-    """``Attention.forward``: projections, norms, rotation and attention, all exact.
+    """Projections, norms, rotation and attention, all exact.
 
-    ``position_embeddings`` is not read: FSDP2's mixed precision casts it to bf16.
-    The rotation is computed from ``position_ids`` in float32.
+    The rotation is computed from position ids in float32: FSDP2's mixed precision casts
+    the cosines and sines that transformers hands down to bf16.
+
+    Args:
+        attention: The module.
+        hidden_states: ``[B, S, H*D]``.
+        attention_mask: See :func:`allowed_positions`.
+        cache: The argument that transformers would put keys and values into, by its name.
+        position_ids: ``[B, S]`` or ``[1, S]``.
     """
-    position_ids = kwargs.get("position_ids")
-    if wrong := _refusals(self, past_key_values, position_ids):
-        raise UncoveredLayerError(type(self).__name__, wrong)
+    if wrong := _refusals(attention, cache, position_ids):
+        raise UncoveredLayerError(type(attention).__name__, wrong)
     assert position_ids is not None  # refused above
 
     batch, length, _ = hidden_states.shape
-    dtype, size = hidden_states.dtype, self.head_dim
+    dtype, size = hidden_states.dtype, attention.head_dim
     positions = position_ids.expand(batch, length)
-    rope = self.config.rope_parameters
+    rope = attention.config.rope_parameters
     rotary_dim = int(size * rope.get("partial_rotary_factor", 1.0))
 
     def heads(projection: Any, norm: Any = None) -> Tensor:
@@ -134,21 +145,49 @@ def attention_forward(
             x_BSHD.reshape(batch * length, -1, size),
             positions.reshape(-1),
             base=rope["rope_theta"],
-            max_position=self.config.max_position_embeddings,
+            max_position=attention.config.max_position_embeddings,
             rotary_dim=rotary_dim,
         ).view(batch, length, -1, size)
 
-    query = rotated(heads(self.q_proj, getattr(self, "q_norm", None)))
-    key = rotated(heads(self.k_proj, getattr(self, "k_norm", None)))
+    query = rotated(heads(attention.q_proj, getattr(attention, "q_norm", None)))
+    key = rotated(heads(attention.k_proj, getattr(attention, "k_norm", None)))
     allowed = allowed_positions(
         attention_mask,
         positions,
         batch,
-        getattr(self.config, "_attn_implementation", None),
-        type(self).__name__,
+        getattr(attention.config, "_attn_implementation", None),
+        type(attention).__name__,
     )
-    attended = providers.attention(query, key, heads(self.v_proj), allowed, scale=self.scaling)
+    value = heads(attention.v_proj)
+    attended = providers.attention(query, key, value, allowed, scale=attention.scaling)
     output = providers.linear(
-        attended.reshape(batch, length, -1), self.o_proj.weight, chunks=TREE_CHUNKS
+        attended.reshape(batch, length, -1), attention.o_proj.weight, chunks=TREE_CHUNKS
     )
     return output.to(dtype), None
+
+
+@deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+def attention_forward(
+    self: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None,
+    cache: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """``Attention.forward``, and like it for callers that still say ``past_key_values``."""
+    positions = kwargs.get("position_ids")
+    return _attention(self, hidden_states, attention_mask, {"cache": cache}, positions)
+
+
+def attention_forward_5_17(
+    self: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None,
+    past_key_values: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """``Attention.forward`` before transformers 5.24."""
+    cache, positions = {"past_key_values": past_key_values}, kwargs.get("position_ids")
+    return _attention(self, hidden_states, attention_mask, cache, positions)

@@ -1,23 +1,27 @@
 """What causal models of transformers do after the last layer.
 
 The projection to logits is the profile's own; losses and the output are as in
-transformers.
+transformers. Each forward method is here twice: transformers 5.24 renamed the argument
+``past_key_values``, and the field of its outputs, to ``cache``.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
+from transformers import modeling_utils
 from transformers.modeling_outputs import CausalLMOutputWithPast, MoeCausalLMOutputWithPast
+from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple
 
 from patchkit import providers
 from patchkit.runtime.coverage import require_once
 
 Project = Callable[[Tensor, Tensor], Tensor]
+Cache = Literal["cache", "past_key_values"]
 
 
 def project_logits(
@@ -29,10 +33,15 @@ def project_logits(
         model: The causal model.
         outputs: Of its inner model; ``last_hidden_state`` is ``[B, S, H]``.
         project: ``project(hidden, weight)`` to logits.
-        logits_to_keep: The last so many positions (0: all), or their indices.
+        logits_to_keep: The last so many positions (0: all), or their indices; from
+            transformers 5.24 on also indices or a mask for each sequence.
     """
+    hidden = outputs.last_hidden_state
+    select = getattr(modeling_utils, "slice_logits_to_keep", None)
+    if select is not None:
+        return project(select(hidden, logits_to_keep), model.lm_head.weight)
     kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-    return project(outputs.last_hidden_state[:, kept, :], model.lm_head.weight)
+    return project(hidden[:, kept, :], model.lm_head.weight)
 
 
 def _loss(model: Any, logits: Tensor, labels: Tensor | None, options: Mapping[str, Any]) -> Any:
@@ -42,6 +51,10 @@ def _loss(model: Any, logits: Tensor, labels: Tensor | None, options: Mapping[st
     return model.loss_function(
         logits=logits, labels=labels, vocab_size=model.config.vocab_size, **options
     )
+
+
+def _kept(outputs: Any, cache: Cache) -> dict[str, Any]:
+    return {cache: getattr(outputs, cache)}
 
 
 def causal_lm_output(
@@ -54,6 +67,7 @@ def causal_lm_output(
     router_loss: bool,
     attention_mask: Tensor | None,
     loss_options: Mapping[str, Any],
+    cache: Cache = "past_key_values",
 ) -> MoeCausalLMOutputWithPast:
     """Logits, losses and the output object of a mixture-of-experts model.
 
@@ -66,6 +80,7 @@ def causal_lm_output(
         router_loss: Whether the load-balancing loss is wanted.
         attention_mask: As the caller gave it; ``[B, S]`` or None.
         loss_options: Further arguments of the model's loss function.
+        cache: What this transformers calls the field.
     """
     logits = project_logits(model, outputs, project, logits_to_keep)
     loss = _loss(model, logits, labels, loss_options)
@@ -82,10 +97,10 @@ def causal_lm_output(
         loss=loss,
         aux_loss=aux_loss,
         logits=logits,
-        past_key_values=outputs.past_key_values,
         hidden_states=outputs.hidden_states,
         attentions=outputs.attentions,
         router_logits=outputs.router_logits,
+        **_kept(outputs, cache),
     )
 
 
@@ -98,8 +113,98 @@ def _stock_module(model: Any) -> str:
     )
 
 
+def _dense(
+    model: Any,
+    inputs: Mapping[str, Any],
+    cache: Cache,
+    *,
+    labels: Tensor | None,
+    logits_to_keep: int | Tensor,
+    options: Mapping[str, Any],
+) -> CausalLMOutputWithPast:
+    """Of a dense model: float32 logits from the exact product.
+
+    Args:
+        model: The causal model.
+        inputs: Of its inner model, by name.
+        cache: Which of them is the cache's, and what this transformers calls the field.
+        labels: Token ids of the loss; None for none.
+        logits_to_keep: The last so many positions (0: all), or their indices.
+        options: Further arguments of the inner model and of the loss.
+    """
+    require_once(model)
+    outputs = model.model(**inputs, **options)
+    logits = project_logits(model, outputs, providers.linear, logits_to_keep)
+    return CausalLMOutputWithPast(
+        loss=_loss(model, logits, labels, options),
+        logits=logits,
+        hidden_states=outputs.hidden_states,
+        attentions=outputs.attentions,
+        **_kept(outputs, cache),
+    )
+
+
+def _moe(
+    model: Any,
+    inputs: Mapping[str, Any],
+    cache: Cache,
+    *,
+    router_loss: bool = False,
+    labels: Tensor | None,
+    logits_to_keep: int | Tensor,
+    options: Mapping[str, Any],
+) -> MoeCausalLMOutputWithPast:
+    """Of a mixture of experts; arguments as of :func:`_dense`."""
+    require_once(model)
+    outputs = model.model(**inputs, **options)
+    return causal_lm_output(
+        model,
+        outputs,
+        providers.linear,
+        labels=labels,
+        logits_to_keep=logits_to_keep,
+        router_loss=router_loss,
+        attention_mask=inputs["attention_mask"],
+        loss_options=options,
+        cache=cache,
+    )
+
+
 @can_return_tuple
+@deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
 def dense_forward(
+    self: Any,
+    input_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    cache: Any = None,
+    inputs_embeds: Tensor | None = None,
+    labels: Tensor | None = None,
+    use_cache: bool | None = None,
+    logits_to_keep: int | Tensor = 0,
+    **kwargs: Any,
+) -> CausalLMOutputWithPast:
+    """``ForCausalLM.forward`` of a dense model."""
+    inputs = {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "position_ids": position_ids,
+        "cache": cache,
+        "inputs_embeds": inputs_embeds,
+        "use_cache": use_cache,
+    }
+    return _dense(
+        self,
+        inputs,
+        "cache",
+        labels=labels,
+        logits_to_keep=logits_to_keep,
+        options=kwargs,
+    )
+
+
+@can_return_tuple
+def dense_forward_5_17(
     self: Any,
     input_ids: Tensor | None = None,
     attention_mask: Tensor | None = None,
@@ -111,29 +216,60 @@ def dense_forward(
     logits_to_keep: int | Tensor = 0,
     **kwargs: Any,
 ) -> CausalLMOutputWithPast:
-    """``ForCausalLM.forward`` of a dense model, with float32 logits from the exact product."""
-    require_once(self)
-    outputs = self.model(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        position_ids=position_ids,
-        past_key_values=past_key_values,
-        inputs_embeds=inputs_embeds,
-        use_cache=use_cache,
-        **kwargs,
-    )
-    logits = project_logits(self, outputs, providers.linear, logits_to_keep)
-    return CausalLMOutputWithPast(
-        loss=_loss(self, logits, labels, kwargs),
-        logits=logits,
-        past_key_values=outputs.past_key_values,
-        hidden_states=outputs.hidden_states,
-        attentions=outputs.attentions,
+    """``ForCausalLM.forward`` of a dense model, before 5.24."""
+    inputs = {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "position_ids": position_ids,
+        "past_key_values": past_key_values,
+        "inputs_embeds": inputs_embeds,
+        "use_cache": use_cache,
+    }
+    return _dense(
+        self,
+        inputs,
+        "past_key_values",
+        labels=labels,
+        logits_to_keep=logits_to_keep,
+        options=kwargs,
     )
 
 
 @can_return_tuple
+@deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
 def moe_forward(
+    self: Any,
+    input_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    cache: Any = None,
+    inputs_embeds: Tensor | None = None,
+    labels: Tensor | None = None,
+    use_cache: bool | None = None,
+    logits_to_keep: int | Tensor = 0,
+    **kwargs: Any,
+) -> MoeCausalLMOutputWithPast:
+    """``ForCausalLM.forward`` of a mixture of experts without a router loss."""
+    inputs = {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "position_ids": position_ids,
+        "cache": cache,
+        "inputs_embeds": inputs_embeds,
+        "use_cache": use_cache,
+    }
+    return _moe(
+        self,
+        inputs,
+        "cache",
+        labels=labels,
+        logits_to_keep=logits_to_keep,
+        options=kwargs,
+    )
+
+
+@can_return_tuple
+def moe_forward_5_17(
     self: Any,
     input_ids: Tensor | None = None,
     attention_mask: Tensor | None = None,
@@ -145,31 +281,65 @@ def moe_forward(
     logits_to_keep: int | Tensor = 0,
     **kwargs: Any,
 ) -> MoeCausalLMOutputWithPast:
-    """``ForCausalLM.forward`` of a mixture of experts without a router loss."""
-    require_once(self)
-    outputs = self.model(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        position_ids=position_ids,
-        past_key_values=past_key_values,
-        inputs_embeds=inputs_embeds,
-        use_cache=use_cache,
-        **kwargs,
-    )
-    return causal_lm_output(
+    """``ForCausalLM.forward`` of a mixture of experts without a router loss, before 5.24."""
+    inputs = {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "position_ids": position_ids,
+        "past_key_values": past_key_values,
+        "inputs_embeds": inputs_embeds,
+        "use_cache": use_cache,
+    }
+    return _moe(
         self,
-        outputs,
-        providers.linear,
+        inputs,
+        "past_key_values",
         labels=labels,
         logits_to_keep=logits_to_keep,
-        router_loss=False,
-        attention_mask=attention_mask,
-        loss_options=kwargs,
+        options=kwargs,
     )
 
 
 @can_return_tuple
+@deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
 def router_loss_forward(
+    self: Any,
+    input_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    cache: Any = None,
+    inputs_embeds: Tensor | None = None,
+    labels: Tensor | None = None,
+    use_cache: bool | None = None,
+    output_router_logits: bool | None = None,
+    logits_to_keep: int | Tensor = 0,
+    **kwargs: Any,
+) -> MoeCausalLMOutputWithPast:
+    """``ForCausalLM.forward`` of a mixture of experts with a load-balancing loss."""
+    if output_router_logits is None:
+        output_router_logits = self.config.output_router_logits
+    inputs = {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "position_ids": position_ids,
+        "cache": cache,
+        "inputs_embeds": inputs_embeds,
+        "use_cache": use_cache,
+        "output_router_logits": output_router_logits,
+    }
+    return _moe(
+        self,
+        inputs,
+        "cache",
+        router_loss=output_router_logits,
+        labels=labels,
+        logits_to_keep=logits_to_keep,
+        options=kwargs,
+    )
+
+
+@can_return_tuple
+def router_loss_forward_5_17(
     self: Any,
     input_ids: Tensor | None = None,
     attention_mask: Tensor | None = None,
@@ -182,27 +352,24 @@ def router_loss_forward(
     logits_to_keep: int | Tensor = 0,
     **kwargs: Any,
 ) -> MoeCausalLMOutputWithPast:
-    """``ForCausalLM.forward`` of a mixture of experts with a load-balancing loss."""
-    require_once(self)
+    """``ForCausalLM.forward`` of a mixture of experts with a load-balancing loss, before 5.24."""
     if output_router_logits is None:
         output_router_logits = self.config.output_router_logits
-    outputs = self.model(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        position_ids=position_ids,
-        past_key_values=past_key_values,
-        inputs_embeds=inputs_embeds,
-        use_cache=use_cache,
-        output_router_logits=output_router_logits,
-        **kwargs,
-    )
-    return causal_lm_output(
+    inputs = {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "position_ids": position_ids,
+        "past_key_values": past_key_values,
+        "inputs_embeds": inputs_embeds,
+        "use_cache": use_cache,
+        "output_router_logits": output_router_logits,
+    }
+    return _moe(
         self,
-        outputs,
-        providers.linear,
+        inputs,
+        "past_key_values",
+        router_loss=output_router_logits,
         labels=labels,
         logits_to_keep=logits_to_keep,
-        router_loss=output_router_logits,
-        attention_mask=attention_mask,
-        loss_options=kwargs,
+        options=kwargs,
     )
