@@ -190,16 +190,20 @@ def test_other_masks_are_refused_by_name(mask, implementation, named):
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("forward", "change", "named"),
     [
-        ({"past_key_values": object()}, "use_cache=False"),
-        ({"position_ids": None}, "absolute positions"),
+        ("attention_forward", {"cache": object()}, "cache.*use_cache=False"),
+        ("attention_forward", {"past_key_values": object()}, "cache.*use_cache=False"),
+        ("attention_forward_5_17", {"past_key_values": object()}, "past_key_values.*use_cache"),
+        ("attention_forward", {"position_ids": None}, "absolute positions"),
+        ("attention_forward_5_17", {"position_ids": None}, "absolute positions"),
     ],
 )
-def test_calls_outside_the_claim_are_refused(layer, hidden, change, named):
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated")
+def test_calls_outside_the_claim_are_refused(layer, hidden, forward, change, named):
     arguments = {"position_ids": torch.arange(40)[None], **change}
     with pytest.raises(UncoveredLayerError, match=named):
-        trainer.attention_forward(layer, hidden, (None, None), None, **arguments)
+        getattr(trainer, forward)(layer, hidden, (None, None), None, **arguments)
 
 
 # --- rollout and trainer -----------------------------------------------------------
