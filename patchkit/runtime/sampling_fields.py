@@ -95,8 +95,9 @@ _NEWEST: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-# Older versions have the same fields but these, and none besides (read from their sources).
-_WITHOUT = {
+# Other versions have the same fields but these, and none besides (read from their sources).
+_WITHOUT: dict[str, dict[str, set[str]]] = {
+    "0.33.0": {"SamplingParams": set(), "EngineCoreRequest": set()},
     "0.31.0": {"SamplingParams": {"_watermarking_skipped"}, "EngineCoreRequest": set()},
     "0.30.0": {
         "SamplingParams": {
