@@ -20,21 +20,11 @@ _HERE = Path(__file__).parent
 _HF = "transformers.models.glm4_moe.modeling_glm4_moe"
 _VLLM = "vllm.model_executor.models.glm4_moe:Glm4"
 
-# Before that, the causal model returns another kind of output.
-_SINCE = "5.19"
-
-_trainer = (
-    *hf.decoder(_HF, "Glm4Moe", since=_SINCE),
-    *hf.gated_mlp(_HF, "Glm4MoeMLP", since=_SINCE),
-    *hf.grouped_router(_HF, "Glm4MoeTopkRouter", since=_SINCE),
-    *hf.shared_moe(_HF, "Glm4MoeMoE", since=_SINCE),
-    *hf.causal_lm(_HF, "Glm4MoeForCausalLM", output="moe", since=_SINCE),
-)
-
 adapter = Adapter(
     name="glm4_moe",
     rollout=RUNTIME_PATCHES + vllm_cpu.SHARED_MOE,
-    trainer=CHECKPOINT_PATCHES + _trainer,
+    # Before 5.19, the causal model returns another kind of output.
+    trainer=CHECKPOINT_PATCHES + hf.grouped_moe(_HF, "Glm4Moe", since="5.19"),
     relies_on=(
         # Called unpatched on the forward path; a change here changes the claim.
         _VLLM + "MoeAttention.forward",
@@ -58,13 +48,7 @@ adapter = Adapter(
         *(_VLLM + name for name in ("MoeForCausalLM", "MoeModel", "MoeDecoderLayer")),
         *(_VLLM + name for name in ("MoeAttention", "MoeMLP", "MoE")),
     )
-    + hf.decoder_modules(_HF, "Glm4Moe")
-    + hf.exact(_HF, "Glm4MoeMLP", "Glm4MoeTopkRouter", "Glm4MoeMoE")
-    + (
-        hf.linear_inside(_HF, "Glm4MoeMLP"),
-        hf.activation_inside(_HF, "Glm4MoeMLP", "Glm4MoeExperts"),
-        hf.computed_inside(f"{_HF}:Glm4MoeExperts", _HF, "Glm4MoeMoE"),
-    ),
+    + hf.grouped_moe_modules(_HF, "Glm4Moe"),
     reviewed=_HERE / "reviewed.json",
     profiles=_HERE / "profiles",
     default_profile="cpu_tree",

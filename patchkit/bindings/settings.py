@@ -155,6 +155,45 @@ def experts(*names: str) -> Rule:
     return rule
 
 
+def grouped_experts(config: Config) -> Iterator[Setting]:
+    """Groups of equal size; shared experts beside the routed ones, in every such layer."""
+    experts = value(config, "n_routed_experts", 0)
+    groups = value(config, "n_group", 1)
+    kept = value(config, "topk_group", 1)
+    size = experts // max(1, groups)
+    yield Setting(
+        name="n_group",
+        found=groups,
+        covered=f"a divisor of n_routed_experts ({experts}) with two experts a group",
+        ok=groups > 0 and experts % groups == 0 and size >= 2,
+    )
+    yield Setting(
+        name="topk_group",
+        found=kept,
+        covered="as many groups as hold num_experts_per_tok experts",
+        ok=0 < kept <= groups and kept * size >= value(config, "num_experts_per_tok", 0),
+    )
+    shared = value(config, "n_shared_experts", 0)
+    yield Setting(name="n_shared_experts", found=shared, covered="at least 1", ok=shared >= 1)
+    width = shared * value(config, "moe_intermediate_size", 0)
+    yield chunked("n_shared_experts * moe_intermediate_size", width)
+
+
+def partial_rotation(config: Config) -> Iterator[Setting]:
+    """A part of each head is rotated; half of it where the configuration does not say."""
+    size = value(config, "head_dim") or value(config, "hidden_size", 0) // max(
+        1, value(config, "num_attention_heads", 0)
+    )
+    factor = rope(config).get("partial_rotary_factor", value(config, "partial_rotary_factor", 0.5))
+    turned = int(size * factor)
+    yield Setting(
+        name="partial_rotary_factor",
+        found=factor,
+        covered=f"an even part of head_dim ({size})",
+        ok=0 < turned <= size and turned % 2 == 0,
+    )
+
+
 def check(
     adapter: str, config: Config, rules: Iterable[Rule], *, rollout_tensor: int = 1
 ) -> list[Violation]:

@@ -20,6 +20,8 @@ _QWEN3 = _HF + "qwen3.modeling_qwen3:Qwen3"
 _QWEN3_MOE = _HF + "qwen3_moe.modeling_qwen3_moe:Qwen3Moe"
 _QWEN2 = _HF + "qwen2.modeling_qwen2:Qwen2"
 _LLAMA = _HF + "llama.modeling_llama:Llama"
+_GLM4_MOE = _HF + "glm4_moe.modeling_glm4_moe:Glm4Moe"
+_DECODERS = (_QWEN3, _QWEN3_MOE, _QWEN2, _LLAMA, _GLM4_MOE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,20 +54,23 @@ MAKERS = (
     Maker(function="rms_norm", written_for=(_QWEN3 + "RMSNorm",)),
     Maker(
         function="attention",
-        written_for=tuple(prefix + "Attention" for prefix in (_QWEN3, _QWEN3_MOE, _QWEN2, _LLAMA)),
+        written_for=tuple(prefix + "Attention" for prefix in _DECODERS),
     ),
     Maker(function="gated_mlp", written_for=(_QWEN3 + "MLP",)),
     Maker(function="softmax_router", written_for=(_QWEN3_MOE + "TopKRouter",)),
     Maker(function="experts", written_for=(_QWEN3_MOE + "Experts",)),
+    Maker(function="grouped_router", written_for=(_GLM4_MOE + "TopkRouter",)),
+    Maker(function="shared_moe", written_for=(_GLM4_MOE + "MoE",)),
     Maker(function="causal_lm", written_for=(_QWEN3 + "ForCausalLM",)),
     Maker(function="causal_lm", output="router_loss", written_for=(_QWEN3_MOE + "ForCausalLM",)),
+    Maker(function="causal_lm", output="moe", written_for=(_GLM4_MOE + "ForCausalLM",)),
 )
 
 # Forward methods that add residuals and call the rest: exact as they are, and reviewed.
 CALLS_ONLY = tuple(
     prefix + name
     for name in ("DecoderLayer", "Model", "RotaryEmbedding", "SparseMoeBlock")
-    for prefix in (_QWEN3, _QWEN3_MOE, _QWEN2, _LLAMA)
+    for prefix in _DECODERS
 )
 
 _LAYERS = "vllm.model_executor.layers."
@@ -87,6 +92,7 @@ class Layer:
     reviewed: bool = False
 
 
+_NOT_FUSED = "computes nothing: asks whether AITER fuses shared experts, on ROCm"
 LAYERS: dict[str, Layer] = {
     _LAYERS + "linear:QKVParallelLinear": Layer(patches=("LINEAR",)),
     _LAYERS + "linear:MergedColumnParallelLinear": Layer(patches=("LINEAR",)),
@@ -103,6 +109,8 @@ LAYERS: dict[str, Layer] = {
     _LAYERS + "fused_moe:GateLinear": Layer(patches=("GATE",)),
     _LAYERS + "fused_moe:FusedMoE": Layer(patches=("ROUTER", "EXPERTS", "EXPERTS_OUTPUT")),
     _LAYERS + "fused_moe:FusedMoEFactory": Layer(patches=("ROUTER", "EXPERTS", "EXPERTS_OUTPUT")),
+    _LAYERS + "fused_moe.utils:is_model_fused_shared_expert_compatible": Layer(note=_NOT_FUSED),
+    _LAYERS + "fused_moe.utils:resolve_layer_fused_shared_expert": Layer(note=_NOT_FUSED),
     _LAYERS + "vocab_parallel_embedding:ParallelLMHead": Layer(patches=("LM_HEAD",)),
     _LAYERS + "vocab_parallel_embedding:VocabParallelEmbedding": Layer(
         note="a lookup: no sum whose order could matter"
@@ -112,6 +120,20 @@ LAYERS: dict[str, Layer] = {
     ),
     _LAYERS + "logits_processor:LogitsProcessor": Layer(note="gathers logits, computes none"),
 }
+
+
+# What becomes of a routed model's patches where shared experts run beside the routed ones.
+WITH_SHARED_EXPERTS = {
+    "GATE": "LINEAR",
+    "ROUTER": "GROUPED_ROUTER",
+    "EXPERTS_OUTPUT": "SHARED_EXPERTS_OUTPUT",
+}
+# And what they call unpatched.
+SHARED_EXPERTS_RELY_ON = (
+    _LAYERS + "fused_moe.router.gate_linear:GateLinear.forward",
+    _LAYERS + "fused_moe.runner.moe_runner:MoERunner.forward",
+    _LAYERS + "fused_moe.runner.shared_experts:SharedExperts.forward",
+)
 
 
 @lru_cache(maxsize=1)

@@ -9,7 +9,16 @@ from typing import Any, Literal
 
 from patchkit.bindings import settings, vllm_cpu
 from patchkit.engine import Patch
-from patchkit.kit._known import LAYERS, MAKERS, Maker, applies, maker_of, only_calls
+from patchkit.kit._known import (
+    LAYERS,
+    MAKERS,
+    SHARED_EXPERTS_RELY_ON,
+    WITH_SHARED_EXPERTS,
+    Maker,
+    applies,
+    maker_of,
+    only_calls,
+)
 from patchkit.kit._model import ModelClasses, model_classes
 from patchkit.kit._signatures import Wrapper, fitting
 from patchkit.kit._walk import ClassSource, Walked, walk
@@ -53,6 +62,7 @@ class Look:
         relies_on: Forward methods that are not patched and must be as reviewed.
         rules: Rules of :mod:`patchkit.bindings.settings` for the adapter's ``covers``.
         routed: Whether the model routes tokens to experts.
+        shared: Whether shared experts run beside them.
         rollout_classes: The model's own classes in vLLM, as symbols.
         trainer_classes: Those in transformers.
     """
@@ -65,6 +75,7 @@ class Look:
     relies_on: tuple[str, ...]
     rules: tuple[str, ...]
     routed: bool
+    shared: bool
     rollout_classes: tuple[str, ...]
     trainer_classes: tuple[str, ...]
 
@@ -77,7 +88,8 @@ class Look:
 # In the order in which adapters declare them.
 _ORDER = (
     "LINEAR", "LM_HEAD", "NORM", "ROTARY", "ATTENTION", "LOGPROBS",
-    "ACTIVATION", "GATE", "ROUTER", "EXPERTS", "EXPERTS_OUTPUT",
+    "ACTIVATION", "GATE", "ROUTER", "GROUPED_ROUTER", "EXPERTS", "EXPERTS_OUTPUT",
+    "SHARED_EXPERTS_OUTPUT",
 )  # fmt: skip
 
 # A tied output layer is the embedding's own class, so that no ParallelLMHead shows.
@@ -109,6 +121,14 @@ _ONLY: Mapping[str, Any] = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+# Where shared experts run beside the routed ones: more that is understood, and vLLM builds an
+# output layer of its own, which a tied checkpoint would leave as memory was.
+_UNDERSTOOD_SHARED = frozenset([
+    "attention_bias", "first_k_dense_replace", "n_group", "n_routed_experts", "n_shared_experts",
+    "num_nextn_predict_layers", "partial_rotary_factor", "routed_scaling_factor", "topk_group",
+    "use_qk_norm",
+])  # fmt: skip
+_ONLY_SHARED: Mapping[str, Any] = {"tie_word_embeddings": False}
 
 
 def look_at(model: Path) -> Look:
@@ -125,24 +145,36 @@ def look_at(model: Path) -> Look:
     on_trainer = walk(
         classes.hf_module, classes.hf_class, classes.hf_module.rpartition(".")[0] + "."
     )
-    names = {name for leaf in on_rollout.leaves if leaf in LAYERS for name in LAYERS[leaf].patches}
+    makers = [maker for c in on_trainer.classes if (maker := maker_of(c.symbol)) is not None]
+    shared = any(maker.function == "shared_moe" for maker in makers)
+    names = {
+        name
+        for leaf in on_rollout.leaves
+        if leaf in LAYERS
+        for name in _patches(LAYERS[leaf].patches, shared)
+    }
     routed = "EXPERTS" in names
-    if routed:
+    if routed and not shared:
         # Experts multiply and activate inside of one operator.
         names.discard("ACTIVATION")
     # With this setting there is a rule that it be empty: then no layer is dense.
     never_dense = routed and "mlp_only_layers" in classes.config
-    trainer_rows, trainer, wrappers = _trainer_rows(on_trainer, never_dense)
-    rules = _rules(classes, routed)
+    trainer_rows, trainer, wrappers = _trainer_rows(on_trainer, never_dense, shared)
+    rules = _rules(classes, routed, shared)
     return Look(
         classes=classes,
-        rows=(*_rollout_rows(on_rollout), *trainer_rows, *_config_rows(classes.config, rules)),
+        rows=(
+            *_rollout_rows(on_rollout, shared),
+            *trainer_rows,
+            *_config_rows(classes.config, rules, shared),
+        ),
         rollout=tuple(name for name in _ORDER if name in names | _EVERY_MODEL),
         trainer=tuple(trainer),
         wrappers=wrappers,
-        relies_on=tuple(_relies_on(on_rollout, on_trainer)),
+        relies_on=tuple(_relies_on(on_rollout, on_trainer, shared)),
         rules=rules,
         routed=routed,
+        shared=shared,
         rollout_classes=tuple(source.symbol for source in on_rollout.classes),
         trainer_classes=tuple(source.symbol for source in on_trainer.classes),
     )
@@ -151,19 +183,25 @@ def look_at(model: Path) -> Look:
 # -- rollout ---------------------------------------------------------------------------
 
 
-def _rollout_rows(walked: Walked) -> Iterator[Row]:
+def _patches(names: Iterable[str], shared: bool) -> tuple[str, ...]:
+    """Names of a layer's patches, in a model with shared experts or without."""
+    return tuple(WITH_SHARED_EXPERTS.get(name, name) if shared else name for name in names)
+
+
+def _rollout_rows(walked: Walked, shared: bool) -> Iterator[Row]:
     for leaf, users in walked.leaves.items():
         module, _, name = leaf.partition(":")
         known = LAYERS.get(leaf)
         where = ", ".join(user.rpartition(":")[2] for user in users)
-        if known is not None and (late := _for_another_version(known.patches)):
+        patches = _patches(known.patches, shared) if known is not None else ()
+        if known is not None and (late := _for_another_version(patches)):
             yield Row(side="rollout", operator=name, status="needs you", note=late)
         elif known is not None:
             yield Row(
                 side="rollout",
                 operator=name,
-                status="covered" if known.patches else "as it is",
-                by=", ".join(f"vllm_cpu.{patch}" for patch in known.patches),
+                status="covered" if patches else "as it is",
+                by=", ".join(f"vllm_cpu.{patch}" for patch in patches),
                 note=known.note or f"in {where}",
             )
         elif module.startswith("vllm.model_executor.layers.") or _computes(module, name):
@@ -202,11 +240,14 @@ def _computes(module: str, name: str) -> bool:
     return module == "torch.nn" and name not in _INERT_NN
 
 
+_ROUTED_LAYERS = tuple(leaf for leaf, layer in LAYERS.items() if "EXPERTS" in layer.patches)
+
+
 # -- trainer ---------------------------------------------------------------------------
 
 
 def _trainer_rows(
-    walked: Walked, never_dense: bool
+    walked: Walked, never_dense: bool, shared: bool
 ) -> tuple[list[Row], list[str], dict[str, Wrapper]]:
     rows: list[Row] = []
     made: list[tuple[int, str]] = []
@@ -217,6 +258,9 @@ def _trainer_rows(
         maker = maker_of(source.symbol)
         if maker is not None and never_dense and maker.function == "gated_mlp":
             note = "no layer is dense: a rule demands an empty mlp_only_layers"
+            rows.append(Row(side="trainer", operator=source.name, status="as it is", note=note))
+        elif maker is not None and shared and maker.function == "experts":
+            note = "its weights are read by the layer around it, which hf.shared_moe replaces"
             rows.append(Row(side="trainer", operator=source.name, status="as it is", note=note))
         elif maker is not None:
             rows.append(_covered_class(source, maker, wrappers))
@@ -288,12 +332,17 @@ def _uncovered_layers(walked: Walked, patched: set[str]) -> Iterator[Row]:
             )
 
 
-def _relies_on(on_rollout: Walked, on_trainer: Walked) -> Iterator[str]:
+def _relies_on(on_rollout: Walked, on_trainer: Walked, shared: bool) -> Iterator[str]:
     """What runs unpatched on the forward path: a change there changes the claim."""
+    routing = {user for leaf in _ROUTED_LAYERS for user in on_rollout.leaves.get(leaf, ())}
     for source in on_rollout.classes:
+        if shared and source.symbol in routing:
+            yield f"{source.symbol}.__init__"  # widens the gate, holds the factor
         for method in ("forward", "compute_logits"):
             if source.has(method) and not source.name.endswith("PreTrainedModel"):
                 yield f"{source.symbol}.{method}"
+    if shared:
+        yield from SHARED_EXPERTS_RELY_ON
     for leaf in on_rollout.leaves:
         if leaf in LAYERS and LAYERS[leaf].reviewed:
             yield leaf
@@ -306,31 +355,39 @@ def _relies_on(on_rollout: Walked, on_trainer: Walked) -> Iterator[str]:
 # -- configuration ---------------------------------------------------------------------
 
 
-def _rules(classes: ModelClasses, routed: bool) -> tuple[str, ...]:
+def _rules(classes: ModelClasses, routed: bool, shared: bool) -> tuple[str, ...]:
     config = classes.config
     rules = [f'settings.model_type("{classes.model_type}")', "settings.decoder"]
     rules.append("settings.no_sliding_window")
-    if routed:
+    if shared:
+        rules += ["settings.gated_mlp", 'settings.experts("n_routed_experts")']
+        rules += ["settings.grouped_experts", "settings.partial_rotation"]
+    elif routed:
         names = [n for n in ("num_experts", "num_local_experts") if n in config] or ["num_experts"]
         rules.append(f"settings.experts({', '.join(map(repr, names))})".replace("'", '"'))
     else:
         rules.append("settings.gated_mlp")
-    only = [name for name in _ONLY if name in config]
-    if only:
+    if only_settings(config, shared):
         rules.append("_exactly")
     return tuple(rules)
 
 
-def only_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def only_settings(config: Mapping[str, Any], shared: bool) -> dict[str, Any]:
     """Settings of a configuration that have to be as they are, with what they must be."""
-    return {name: wanted for name, wanted in _ONLY.items() if name in config}
+    wanted = {n: w for n, w in _ONLY.items() if not shared or n not in _UNDERSTOOD_SHARED}
+    if shared:
+        wanted |= _ONLY_SHARED
+    return {name: value for name, value in wanted.items() if name in config}
 
 
-def _config_rows(config: Mapping[str, Any], rules: tuple[str, ...]) -> Iterator[Row]:
+def _config_rows(config: Mapping[str, Any], rules: tuple[str, ...], shared: bool) -> Iterator[Row]:
     found = [*settings.decoder(config), *settings.no_sliding_window(config)]
     if "settings.gated_mlp" in rules:
         found += settings.gated_mlp(config)
-    found += [settings.only(config, n, wanted) for n, wanted in only_settings(config).items()]
+    if shared:
+        found += [*settings.grouped_experts(config), *settings.partial_rotation(config)]
+    only = only_settings(config, shared)
+    found += [settings.only(config, name, wanted) for name, wanted in only.items()]
     for setting in found:
         if not setting.ok:
             yield Row(
@@ -339,7 +396,8 @@ def _config_rows(config: Mapping[str, Any], rules: tuple[str, ...]) -> Iterator[
                 status="needs you",
                 note=f"is {setting.found!r}; covered: {setting.covered}",
             )
-    for name in sorted(set(config) - _HARMLESS - _UNDERSTOOD - set(_ONLY)):
+    understood = _UNDERSTOOD | (_UNDERSTOOD_SHARED if shared else set())
+    for name in sorted(set(config) - _HARMLESS - understood - set(_ONLY)):
         if config[name] is None:
             continue
         yield Row(

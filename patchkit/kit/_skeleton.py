@@ -128,6 +128,13 @@ def write_skeleton(name: str, look: Look, into: Path) -> Path:
 # -- texts -----------------------------------------------------------------------------
 
 
+_WIDEST = 96  # of a line, beside its indentation
+_ADJUST_CORRECTION = """\
+    if name.endswith("e_score_correction_bias"):
+        return 0.2 * torch.randn_like(tensor)
+"""
+
+
 def _files(name: str, look: Look) -> dict[str, str]:
     package = package_of(name)
     values = {
@@ -140,7 +147,8 @@ def _files(name: str, look: Look) -> dict[str, str]:
         **_pins(),
         **_declaration(look, package),
         **_coverage(look),
-        "shape": _lines(f"{key!r}: {value!r}," for key, value in shape_of(look).items()),
+        "shape": _lines(_entries(shape_of(look))),
+        "adjust": _ADJUST_CORRECTION if look.shared else "",
         "sizes": _lines(f"{key}={value!r}," for key, value in sizes_of(look).items()),
         "table": markdown_table(look),
         "steps": steps(name, look),
@@ -165,6 +173,16 @@ def _files(name: str, look: Look) -> dict[str, str]:
         files[f"{package}/trainer.py"] = wrappers
     files[f"{package}/reviewed.json"] = '{"schema": 1, "symbols": {}}\n'
     return files
+
+
+def _entries(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Entries of a dict, one a line; a long one that is a dict itself over several."""
+    for name, value in settings.items():
+        text = f"{name!r}: {value!r},"
+        if len(text) > _WIDEST and isinstance(value, Mapping):
+            inner = "".join(f"        {key!r}: {given!r},\n" for key, given in value.items())
+            text = f"{name!r}: {{\n{inner}    }},"
+        yield text
 
 
 def _lines(entries: Iterator[str], indent: int = 4) -> str:
@@ -192,7 +210,7 @@ def _declaration(look: Look, package: str) -> dict[str, str]:
 
 
 def _rollout(look: Look) -> str:
-    for whole in ("DENSE", "MOE"):
+    for whole in ("DENSE", "MOE", "SHARED_MOE"):
         patches = {p for part in look.rollout for p in getattr(vllm_cpu, part)}
         if set(getattr(vllm_cpu, whole)) == patches:
             return f"vllm_cpu.{whole}"
@@ -215,6 +233,13 @@ def _whole(look: Look) -> str:
             f'hf.softmax_router(_HF, "{family}TopKRouter")',
             f'hf.experts(_HF, "{family}Experts")',
             causal + ', output="router_loss")',
+        },
+        "grouped_moe": shared
+        | {
+            f'hf.gated_mlp(_HF, "{family}MLP")',
+            f'hf.grouped_router(_HF, "{family}TopkRouter")',
+            f'hf.shared_moe(_HF, "{family}MoE")',
+            causal + ', output="moe")',
         },
     }
     return next((name for name, calls in makers.items() if set(look.trainer) == calls), "")
@@ -256,17 +281,22 @@ def _modules(look: Look) -> str:
     whole = _whole(look)
     if not whole:
         return ""
-    feed_forward = "EXPERT_MODULES" if look.routed else "MLP_MODULES"
+    listed = ["DECODER_MODULES"]
+    if look.shared or not look.routed:
+        listed.append("MLP_MODULES")
+    if look.routed:
+        listed.append("SHARED_EXPERT_MODULES" if look.shared else "EXPERT_MODULES")
+    tables = "\n    + ".join(f"vllm_cpu.{name}" for name in listed)
     own = _lines((f"{symbol!r}," for symbol in look.rollout_classes), 8)
     return (
-        f"    modules=vllm_cpu.DECODER_MODULES\n    + vllm_cpu.{feed_forward}\n"
+        f"    modules={tables}\n"
         f"    + vllm_cpu.stock(\n{own}\n    )\n"
         f'    + hf.{whole}_modules(_HF, "{_family(look)}"),\n'
     )
 
 
 def _coverage(look: Look) -> dict[str, str]:
-    only = only_settings(look.classes.config)
+    only = only_settings(look.classes.config, look.shared)
     exactly = ""
     if only:
         body = "\n".join(
@@ -310,13 +340,43 @@ def shape_of(look: Look) -> dict[str, Any]:
         "rope_theta": config.get("rope_theta", 10000.0),
     }
     shape["rope_parameters"] = dict(rope)
-    for name in (*only_settings(config), "norm_topk_prob"):
+    for name in (*only_settings(config, look.shared), "norm_topk_prob"):
         if name in config:
             shape[name] = config[name]
-    if look.routed:
+    if look.shared:
+        shape |= _shared_shape(config)
+        part = config.get("partial_rotary_factor", 0.5)
+        shape["rope_parameters"].setdefault("partial_rotary_factor", part)
+    elif look.routed:
         shape |= {"moe_intermediate_size": 64, "num_experts_per_tok": 2}
         shape["num_local_experts" if "num_local_experts" in config else "num_experts"] = 8
     return shape
+
+
+# One dense layer, then two of experts.
+_EXPERTS = 8
+_WIDTH = 64
+_CHOSEN = 2
+
+
+def _shared_shape(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a tiny model with shared experts: its own, and small sizes."""
+    groups = config.get("n_group") or 1
+    if _EXPERTS % groups or _EXPERTS // groups < _CHOSEN:
+        groups = _EXPERTS // _CHOSEN
+    shape = {
+        "num_hidden_layers": 3,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": _WIDTH,
+        "n_routed_experts": _EXPERTS,
+        "num_experts_per_tok": _CHOSEN,
+        "n_shared_experts": 1,
+        "n_group": groups,
+        "topk_group": min(config.get("topk_group") or 1, groups),
+        "num_nextn_predict_layers": 0,
+    }
+    own = ("routed_scaling_factor", "attention_bias", "use_qk_norm")
+    return shape | {name: config[name] for name in own if name in config}
 
 
 def sizes_of(look: Look) -> dict[str, Any]:
@@ -331,15 +391,32 @@ def sizes_of(look: Look) -> dict[str, Any]:
     }
     if not _norms_heads(look):
         sizes["qk_norm"] = False
+    if look.shared:
+        shape = shape_of(look)
+        part = shape["rope_parameters"]["partial_rotary_factor"]
+        return {
+            **sizes,
+            "dense_width": DECODER["intermediate_size"],
+            "moe_width": _WIDTH,
+            "shared_width": _WIDTH,
+            "experts": _EXPERTS,
+            "top_k": _CHOSEN,
+            "groups": shape["n_group"],
+            "kept_groups": shape["topk_group"],
+            "rotary_dim": int(DECODER["head_dim"] * part),
+            "qkv_bias": bool(shape.get("attention_bias")),
+        }
     if look.routed:
         return {**sizes, "moe_width": 64, "experts": 8, "top_k": 2}
     return {**sizes, "dense_width": DECODER["intermediate_size"]}
 
 
 def _norms_heads(look: Look) -> bool:
-    """Whether attention norms queries and keys, as its known forward says."""
+    """Whether attention norms queries and keys, as its known forward and its setting say."""
     from patchkit.kit._sources import module_source
 
+    if not look.classes.config.get("use_qk_norm", not look.shared):
+        return False
     named = [c.partition(":")[2] for c in look.trainer_classes if c.endswith("Attention")]
     known = any(maker_of(c) for c in look.trainer_classes if c.endswith("Attention"))
     return bool(named) and known and "self.q_norm" in module_source(look.classes.hf_module)

@@ -65,6 +65,26 @@ QWEN3_MOE = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+GLM4_MOE = {
+    **QWEN2,
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "attention_bias": True,
+    "first_k_dense_replace": 1,
+    "head_dim": 128,
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 8,
+    "num_nextn_predict_layers": 1,
+    "partial_rotary_factor": 0.5,
+    "routed_scaling_factor": 1.0,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "use_qk_norm": False,
+}
 
 
 def config(folder: Path, content: Any) -> Path:
@@ -105,6 +125,34 @@ def test_a_routed_model_gets_the_experts_patches(tmp_path: Path):
     assert {"GATE", "ROUTER", "EXPERTS", "EXPERTS_OUTPUT"} <= set(look.rollout)
     assert "ACTIVATION" not in look.rollout
     assert statuses(look, "trainer")["Qwen3MoeMLP"] == "as it is"
+
+
+def test_shared_experts_get_the_patches_that_know_them(tmp_path: Path):
+    look = looked(tmp_path, GLM4_MOE)
+    assert look.missing == ()
+    assert {"GROUPED_ROUTER", "EXPERTS", "SHARED_EXPERTS_OUTPUT", "ACTIVATION"} <= set(look.rollout)
+    assert not {"GATE", "ROUTER", "EXPERTS_OUTPUT"} & set(look.rollout)
+    trainer = statuses(look, "trainer")
+    assert trainer["Glm4MoeMoE"] == trainer["Glm4MoeMLP"] == "covered"
+    assert trainer["Glm4MoeExperts"] == "as it is"  # a patch of it would never be reached
+    assert "vllm.model_executor.models.glm4_moe:Glm4MoE.__init__" in look.relies_on
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"n_group": 3}, "n_group"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings"),
+        ({"n_shared_experts": 0}, "n_shared_experts"),
+        ({"partial_rotary_factor": 0.01}, "partial_rotary_factor"),
+        ({"router_noise": 0.1}, "router_noise"),
+    ],
+)
+def test_a_setting_of_shared_experts_outside_of_the_rules_is_named(
+    tmp_path: Path, change: dict, named: str
+):
+    look = looked(tmp_path, {**GLM4_MOE, **change})
+    assert named in [row.operator for row in look.missing]
 
 
 def test_classes_that_another_module_defines_are_followed(tmp_path: Path):
@@ -197,10 +245,12 @@ def test_a_folder_without_configuration_is_named(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Of a model that is covered, one with signatures of its own, and one that is not covered."""
+    """Of three models that are covered, and one that is not."""
     into = tmp_path_factory.mktemp("skeletons")
     made = {}
-    models = {"plain_qwen2": QWEN2, "old_llama": LLAMA, "soft_gemma2": GEMMA2}
+    models = {
+        "plain_qwen2": QWEN2, "old_llama": LLAMA, "shared_glm": GLM4_MOE, "soft_gemma2": GEMMA2,
+    }  # fmt: skip
     for name, content in models.items():
         model = config(into / "models" / name, content)
         with pytest.MonkeyPatch.context() as patched:
@@ -253,6 +303,25 @@ print([(p.replacement, p.versions) for p in adapter.trainer if "Attention" in p.
     assert imported(written["old_llama"], "old_llama", code).strip() == repr(
         [("patchkit_old_llama.trainer:attention_forward_5_17", ">=5.17,<5.24")]
     )
+
+
+def test_a_model_with_shared_experts_is_declared_as_its_adapter_is(written: dict[str, Path]):
+    code = """
+from patchkit.engine import find_adapter
+from patchkit_shared_glm.tiny import SHAPE
+from patchkit_shared_glm.operators import TINY, operators
+glm = find_adapter("glm4_moe")
+names = {m.name for m in glm.modules}
+print({p.symbol for p in adapter.trainer} == {p.symbol for p in glm.trainer})
+print(adapter.rollout == glm.rollout, names <= {m.name for m in adapter.modules})
+print(SHAPE["n_group"], SHAPE["rope_parameters"]["partial_rotary_factor"], TINY.rotary_dim)
+from patchkit_adapters.glm4_moe.operators import operators as all_of_glm
+print(sorted({o.name for o in all_of_glm()} - {o.name for o in operators()}))
+"""
+    printed = imported(written["shared_glm"], "shared_glm", code).splitlines()
+    # This configuration norms no queries and keys, and has one group.
+    other = "['rms_norm [K=32]', 'route_grouped [E=8, k=2, 2 of 4 groups]']"
+    assert printed == ["True", "True True", "1 0.5 16", other]
 
 
 def test_its_profile_and_its_model_fit_each_other(written: dict[str, Path]):

@@ -175,3 +175,17 @@ def softmax_moe(module: str, family: str, **fields: Any) -> tuple[Patch, ...]:
         *experts(module, f"{family}Experts", **fields),
         *causal_lm(module, f"{family}ForCausalLM", output="router_loss", **fields),
     )
+
+
+def grouped_moe(module: str, family: str, **fields: Any) -> tuple[Patch, ...]:
+    """Everything of a model of dense layers, then experts of a grouped sigmoid router.
+
+    Shared experts run beside the routed ones.
+    """
+    return (
+        *decoder(module, family, **fields),
+        *gated_mlp(module, f"{family}MLP", **fields),
+        *grouped_router(module, f"{family}TopkRouter", **fields),
+        *shared_moe(module, f"{family}MoE", **fields),
+        *causal_lm(module, f"{family}ForCausalLM", output="moe", **fields),
+    )

@@ -87,3 +87,15 @@ def softmax_moe_modules(module: str, family: str) -> tuple[Submodule, ...]:
         activation_inside(module, f"{family}Experts"),
         _module(f"{module}:{family}SparseMoeBlock", "stock", note="router, then experts"),
     )
+
+
+def grouped_moe_modules(module: str, family: str) -> tuple[Submodule, ...]:
+    """A model of dense layers, then experts of a grouped sigmoid router and shared ones."""
+    mlp, moe, experts = f"{family}MLP", f"{family}MoE", f"{family}Experts"
+    return (
+        *decoder_modules(module, family),
+        *exact(module, mlp, f"{family}TopkRouter", moe),
+        linear_inside(module, mlp),
+        activation_inside(module, mlp, experts),
+        computed_inside(f"{module}:{experts}", module, moe),
+    )
