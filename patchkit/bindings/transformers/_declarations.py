@@ -105,6 +105,7 @@ def grouped_router(module: str, name: str, **fields: Any) -> tuple[Patch, ...]:
         "expert_layers:grouped_router_forward",
         reason="float32 router logits, stable ties, weights kept in float32",
         consequence="near ties choose other experts than the rollout did",
+        evidence="patchkit.bindings.evidence:stock_grouped_router_differs",
         **fields,
     )
 
