@@ -55,6 +55,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fingerprint", action="store_true")
     parser.add_argument("--anyway", action="store_true", help="note refusals, and go on")
     parser.add_argument("--no-canary", action="store_true")
+    parser.add_argument("--seed", type=int, default=0, help="of a claim's prompts")
     parser.add_argument("--name", default="", help="of the results")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=15.0, help="per throughput sample")
@@ -129,6 +130,7 @@ def exact(options: argparse.Namespace) -> None:
         fingerprint=options.fingerprint,
         anyway=options.anyway,
         canary=not options.no_canary,
+        seed=options.seed,
         out=options.out.absolute(),
         name=name,
         rendezvous=f"file://{folder}/store",
@@ -210,14 +212,19 @@ def profile(options: argparse.Namespace) -> None:
 
 
 def throughput(options: argparse.Namespace) -> None:
-    """Engines of all kinds on one GPU, one at work at a time, in turn and repeated."""
+    """Engines of all kinds on the same GPUs, one at work at a time, in turn and repeated."""
     name = options.name or "throughput"
     engines, logs = {}, []
     for kind in options.kinds.split(","):
         log = open(options.out / f"{name}-{kind}.log", "w")  # noqa: SIM115 - closed at the end
         logs.append(log)
         engines[kind] = subprocess.Popen(
-            [sys.executable, __file__, "serve", "--kind", kind, "--model", str(options.model)],
+            [
+                *(sys.executable, __file__, "serve", "--kind", kind),
+                *("--model", str(options.model)),
+                *("--tensor-parallel", str(options.tensor_parallel)),
+                *["--expert-parallel"] * options.expert_parallel,
+            ],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             env={**os.environ, **rollout.environment(kind, SCRATCH, tag=f"-{name}")},
             start_new_session=True,
@@ -349,7 +356,13 @@ PARTS = {
     "operators": operators,
     "profile": profile,
     "throughput": throughput,
-    "serve": lambda options: rollout.serve(options.model, options.kind, seed=1000),
+    "serve": lambda options: rollout.serve(
+        options.model,
+        options.kind,
+        seed=1000,
+        tensor_parallel=options.tensor_parallel,
+        expert_parallel=options.expert_parallel,
+    ),
     "table": table,
 }
 

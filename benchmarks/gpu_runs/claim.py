@@ -44,6 +44,7 @@ class Claim:
         anyway: Go on when the engine, an attestation or the canary is refused, to see
             what else differs; no artifact is written then.
         canary: Whether to count that every patch is reached.
+        seed: Of the prompts; runs of one claim need different ones.
         out: Where results go.
         name: Of the results.
     """
@@ -61,6 +62,7 @@ class Claim:
     fingerprint: bool
     anyway: bool
     canary: bool
+    seed: int
     out: Path
     name: str
     rendezvous: str = ""
@@ -371,7 +373,7 @@ class _Run:
         if self.rank == 0:
             self.sync.state.require_usable("sampling")
             before = rollout.counters(self.llm)
-            asked = rollout.prompts(100 + version, count)
+            asked = rollout.prompts(100 + 1000 * self.claim.seed + version, count)
             samples, seconds, cached = rollout.sample(self.llm, asked + asked, self.claim.tokens)
             after = rollout.counters(self.llm)
             phase["sampling"] = {

@@ -22,8 +22,8 @@ class Run:
     limit_s: float = 480.0
 
 
-def _on(gpu: int) -> dict[str, str]:
-    return {"CUDA_VISIBLE_DEVICES": str(gpu)}
+def _on(*gpus: int) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in gpus)}
 
 
 def _exact(name: str, *arguments: str, gpu: int | None = None, limit_s: float = 480.0) -> Run:
@@ -88,6 +88,46 @@ GRPO = tuple(
     for kind, gpu in (("stock", 0), ("vllm_bi", 1))
 )
 
+# Four workers. A configuration's 1,000,000 tokens and ten updates take two runs.
+_DEEP = ("--model", "/dev/shm/patchkit-deep")
+_FOUR = ("--kind", "tp_independent_4", "--tensor-parallel", "4")
+FOUR_CLAIMS = tuple(
+    _exact(
+        f"exact-tp_independent_4-tp4{ending}-{half}",
+        *(*_DEEP, *_FOUR, *more, "--seed", str(half)),
+        *("--prompts", ",".join(["164"] * 6), "--cache-gib", "2.5"),
+        *("--optimizer", "sgd", "--learning-rate", "20", "--budget", "4096"),
+        limit_s=590,
+    )
+    for ending, more in (("", ()), ("-ep", ("--expert-parallel",)))
+    for half in (1, 2)
+)
+FOUR_BITS = tuple(
+    Run(
+        name=f"start-tp_independent_4-{name}",
+        arguments=("start", "--kind", "tp_independent_4", *arguments),
+        environment=_on(*gpus),
+        limit_s=300,
+    )
+    for name, gpus, arguments in (
+        ("tp1", (0,), ()),
+        ("tp2", (1, 2), ("--tensor-parallel", "2")),
+        ("tp4", (0, 1, 2, 3), ("--tensor-parallel", "4")),
+        ("ep4", (0, 1, 2, 3), ("--tensor-parallel", "4", "--expert-parallel")),
+    )
+)
+FOUR_SPEED = tuple(
+    Run(
+        name=f"throughput-tp4{ending}",
+        arguments=(
+            *("throughput", *_DEEP, "--tensor-parallel", "4", *more),
+            *("--kinds", "stock,batch_invariant,tp_independent_4", "--seconds", "15"),
+        ),
+        limit_s=590,
+    )
+    for ending, more in (("", ()), ("-ep", ("--expert-parallel",)))
+)
+
 PLANS: dict[str, tuple[tuple[Run, ...], ...]] = {
     "one": ((MODEL,), (_exact("exact-vllm_bi-tp1", gpu=0),), (ALONE[0],), (GRPO[0],)),
     "tests": ((TESTS,),),
@@ -95,4 +135,10 @@ PLANS: dict[str, tuple[tuple[Run, ...], ...]] = {
     "alone": ((MODEL,), ALONE),
     "deep": ((DEEP_MODEL,), DEEP),
     "grpo": ((MODEL,), GRPO),
+    "four": (
+        (MODEL, DEEP_MODEL),
+        FOUR_BITS,
+        *((claim,) for claim in FOUR_CLAIMS),
+        *((speed,) for speed in FOUR_SPEED),
+    ),
 }

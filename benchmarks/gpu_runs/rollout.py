@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_runs.model import has_weights
+
 # What is compared. The first two are vLLM alone.
 KINDS = (
     "stock",
@@ -88,6 +90,8 @@ def arguments(
         "tensor_parallel_size": tensor_parallel,
         "enable_expert_parallel": expert_parallel,
         "compilation_config": compilation,
+        # Speed does not ask for weights; whoever asks for bits has them in the folder.
+        "load_format": "auto" if has_weights(model) else "dummy",
     }
     if patched(kind):
         # Without this the norm is inductor's own and the patch is never reached.
@@ -301,11 +305,11 @@ def profile(model: Path, kind: str, path: Path, *, tokens: int = 64) -> None:
     os._exit(code)
 
 
-def serve(model: Path, kind: str, seed: int) -> None:
+def serve(model: Path, kind: str, seed: int, **topology: Any) -> None:
     """:func:`_serve`, ending at once: an ordinary exit would wait for the engine's processes."""
     code = 1
     try:
-        _serve(model, kind, seed)
+        _serve(model, kind, seed, topology)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -313,13 +317,13 @@ def serve(model: Path, kind: str, seed: int) -> None:
     os._exit(code)
 
 
-def _serve(model: Path, kind: str, seed: int) -> None:
+def _serve(model: Path, kind: str, seed: int, topology: dict[str, Any]) -> None:
     """Load an engine, then measure on request: ``CONCURRENT SECONDS`` on stdin, JSON on stdout."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     from vllm import LLM
 
     begin = time.perf_counter()
-    llm = LLM(**arguments(model, kind))
+    llm = LLM(**arguments(model, kind, **topology))
     loaded = time.perf_counter() - begin
     for concurrent in (64, 256):
         sample(llm, prompts(90 + concurrent, concurrent), 32, logprobs=False)

@@ -50,14 +50,16 @@ def test_what_is_finished_is_told_from_what_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in rollout.KINDS if rollout.patched(kind)])
-@pytest.mark.parametrize(("ranks", "expert_parallel"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("ranks", "expert_parallel"), [(1, False), (2, False), (2, True), (4, True)]
+)
 def test_every_profile_has_every_topology(kind: str, ranks: int, expert_parallel: bool) -> None:
     from benchmarks.gpu_runs.claim import Claim, profile_of
 
     claim = Claim(
         model=Path("model"), kind=kind, tensor_parallel=ranks, expert_parallel=expert_parallel,
         prompts=(1,), tokens=1, cache_gib=1.0, optimizer="sgd", learning_rate=1.0, budget=1,
-        fingerprint=False, anyway=False, canary=True, out=Path("out"), name="name",
+        fingerprint=False, anyway=False, canary=True, seed=0, out=Path("out"), name="name",
     )  # fmt: skip
     profile = profile_of(claim)
     assert profile.name == kind
