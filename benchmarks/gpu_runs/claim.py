@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
-import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_runs import rollout
+from benchmarks.gpu_runs.ending import ends_process
 
 PHASES = ("initial_checkpoint", "post_update_reload")
 
@@ -125,20 +124,10 @@ def profile_of(claim: Claim) -> Any:
     )
 
 
+@ends_process
 def run(rank: int, claim: Claim) -> None:
-    """One rank of the trainer; rank 0 also drives the engine.
-
-    An ordinary exit would wait for the engine's processes, which wait for work.
-    """
-    code = 1
-    try:
-        _Run(rank, claim).run()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    """One rank of the trainer; rank 0 also drives the engine."""
+    _Run(rank, claim).run()
 
 
 class _Run:

@@ -8,33 +8,20 @@ weights the same way. Engine and trainer share the GPU by a fixed split of its m
 from __future__ import annotations
 
 import json
-import os
 import random
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_runs import rollout
+from benchmarks.gpu_runs.ending import ends_process
 
 
+@ends_process
 def run(model: Path, kind: str, steps: int, target: Path, rendezvous: str) -> None:
     """Write seconds per stage and step; ends the process."""
-    code = 1
-    try:
-        _run(model, kind, steps, target, rendezvous)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _run(model: Path, kind: str, steps: int, target: Path, rendezvous: str) -> None:
     import torch
     import torch.distributed as dist
 

@@ -7,11 +7,11 @@ import os
 import random
 import sys
 import time
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_runs.ending import ends_process
 from benchmarks.gpu_runs.model import has_weights
 
 # What is compared. The first two are vLLM alone.
@@ -225,99 +225,76 @@ def compare_bits(paths: list[Path]) -> list[dict[str, Any]]:
     return found
 
 
+@ends_process
 def start_once(
     model: Path, kind: str, path: Path, *, tensor_parallel: int, expert_parallel: bool
 ) -> None:
     """One start of an engine, its fingerprint, and the end of the process."""
-    code = 1
-    try:
-        from vllm import LLM
+    from vllm import LLM
 
-        begin = time.perf_counter()
-        llm = LLM(
-            **arguments(
-                model,
-                kind,
-                tensor_parallel=tensor_parallel,
-                expert_parallel=expert_parallel,
-                chunk=2048,
-                cache_gib=1.0,
-            )
+    begin = time.perf_counter()
+    llm = LLM(
+        **arguments(
+            model,
+            kind,
+            tensor_parallel=tensor_parallel,
+            expert_parallel=expert_parallel,
+            chunk=2048,
+            cache_gib=1.0,
         )
-        loaded = time.perf_counter() - begin
-        found = {
-            "kind": kind,
-            "tensor_parallel": tensor_parallel,
-            "expert_parallel": expert_parallel,
-            "load_s": round(loaded, 1),
-            "fingerprint": fingerprint(llm, path.with_suffix(".bits")),
-        }
-        path.write_text(json.dumps(found, indent=1))
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    sys.stderr.flush()
-    os._exit(code)
+    )
+    loaded = time.perf_counter() - begin
+    found = {
+        "kind": kind,
+        "tensor_parallel": tensor_parallel,
+        "expert_parallel": expert_parallel,
+        "load_s": round(loaded, 1),
+        "fingerprint": fingerprint(llm, path.with_suffix(".bits")),
+    }
+    path.write_text(json.dumps(found, indent=1))
 
 
+@ends_process
 def profile(model: Path, kind: str, path: Path, *, tokens: int = 64) -> None:
     """Where a decode step's time on the GPU goes, 64 and 256 at once: kernels by their time.
 
     The engine runs in this process, so that the profiler sees it. Prompts are short: one
     step of prefill, then decode only.
     """
-    code = 1
-    try:
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        from torch.profiler import ProfilerActivity
-        from torch.profiler import profile as record
-        from vllm import LLM
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+    from vllm import LLM
 
-        llm = LLM(**arguments(model, kind))
-        found: dict[str, Any] = {"kind": kind, "tokens": tokens}
-        for concurrent in (64, 256):
-            asked = prompts(40, concurrent, 16, 16)
-            for _ in range(2):
-                sample(llm, asked, tokens)
-            walls = [sample(llm, asked, tokens)[1] for _ in range(3)]
-            with record(activities=[ProfilerActivity.CUDA]) as recorded:
-                sample(llm, asked, tokens)
-            kernels = sorted(
-                (
-                    (event.self_device_time_total, event.count, event.key)
-                    for event in recorded.key_averages()
-                ),
-                reverse=True,
-            )
-            found[f"at_once_{concurrent}"] = {
-                "wall_ms_per_step": round(1e3 * min(walls) / tokens, 3),
-                "gpu_ms_per_step": round(sum(k[0] for k in kernels) / 1e3 / tokens, 3),
-                "kernels": [
-                    {"ms": round(time_us / 1e3, 3), "calls": calls, "name": name[:120]}
-                    for time_us, calls, name in kernels[:30]
-                ],
-            }
-            path.write_text(json.dumps(found, indent=1))
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    sys.stderr.flush()
-    os._exit(code)
+    llm = LLM(**arguments(model, kind))
+    found: dict[str, Any] = {"kind": kind, "tokens": tokens}
+    for concurrent in (64, 256):
+        asked = prompts(40, concurrent, 16, 16)
+        for _ in range(2):
+            sample(llm, asked, tokens)
+        walls = [sample(llm, asked, tokens)[1] for _ in range(3)]
+        with record(activities=[ProfilerActivity.CUDA]) as recorded:
+            sample(llm, asked, tokens)
+        kernels = sorted(
+            (
+                (event.self_device_time_total, event.count, event.key)
+                for event in recorded.key_averages()
+            ),
+            reverse=True,
+        )
+        found[f"at_once_{concurrent}"] = {
+            "wall_ms_per_step": round(1e3 * min(walls) / tokens, 3),
+            "gpu_ms_per_step": round(sum(k[0] for k in kernels) / 1e3 / tokens, 3),
+            "kernels": [
+                {"ms": round(time_us / 1e3, 3), "calls": calls, "name": name[:120]}
+                for time_us, calls, name in kernels[:30]
+            ],
+        }
+        path.write_text(json.dumps(found, indent=1))
 
 
+@ends_process
 def serve(model: Path, kind: str, seed: int, **topology: Any) -> None:
-    """:func:`_serve`, ending at once: an ordinary exit would wait for the engine's processes."""
-    code = 1
-    try:
-        _serve(model, kind, seed, topology)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _serve(model: Path, kind: str, seed: int, topology: dict[str, Any]) -> None:
     """Load an engine, then measure on request: ``CONCURRENT SECONDS`` on stdin, JSON on stdout."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     from vllm import LLM

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -68,3 +69,26 @@ def test_every_profile_has_every_topology(kind: str, ranks: int, expert_parallel
     assert arguments["enable_expert_parallel"] is expert_parallel
     assert arguments["weight_transfer_config"] == {"backend": "patchkit_ipc"}
     assert arguments["compilation_config"] == {"custom_ops": ["none", "+rms_norm"]}
+
+
+@pytest.mark.parametrize(("work", "code"), [("print('done')", 0), ("raise SystemExit(0)", 1)])
+def test_a_run_ends_its_process(work: str, code: int) -> None:
+    # A thread that never ends stands for the engine's processes.
+    script = f"""
+import threading
+from benchmarks.gpu_runs.ending import ends_process
+
+@ends_process
+def run():
+    threading.Thread(target=threading.Event().wait).start()
+    {work}
+
+run()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=Path(gpu.__file__).parent.parent,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code
