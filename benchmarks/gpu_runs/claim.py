@@ -203,7 +203,8 @@ class _Run:
         self.installation = patchkit.install(
             adapter="qwen3_moe", side="trainer", profile=claim.kind
         )
-        match_rollout(tensor_parallel=self.world, expert_parallel=claim.expert_parallel)
+        if claim.kind.startswith("vllm_bi"):  # the others' bits do not depend on it
+            match_rollout(tensor_parallel=self.world, expert_parallel=claim.expert_parallel)
         # An engine in this process freezes the collector; what is patched must be here first.
         import_module("transformers.models.qwen3_moe.modeling_qwen3_moe")
         if self.rank == 0:
