@@ -143,8 +143,14 @@ def test_a_submodule_that_nobody_answers_for_is_named(copy: Path):
 @pytest.mark.nightly
 def test_a_patch_that_nothing_runs_is_named(copy: Path):
     """RMSNorm's CUDA path, on a CPU: installed, reviewed, and never called."""
+    declaration = copy / "patchkit_llama/__init__.py"
     change(
-        copy / "patchkit_llama/__init__.py",
+        declaration,
+        "from pathlib import Path",
+        "from dataclasses import replace\nfrom pathlib import Path",
+    )
+    change(
+        declaration,
         "    rollout=RUNTIME_PATCHES + vllm_cpu.DENSE,",
         "    rollout=RUNTIME_PATCHES + vllm_cpu.DENSE + (\n"
         "        replace(vllm_cpu.NORM[0], symbol=vllm_cpu.NORM[0].symbol.replace(\n"
