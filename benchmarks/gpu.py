@@ -159,7 +159,7 @@ def start(options: argparse.Namespace) -> None:
 def bits(options: argparse.Namespace) -> None:
     """Compare all fingerprints in the folder, kind by kind."""
     found = {}
-    for kind in ("vllm_bi", "tp_independent", "tp_independent_4"):
+    for kind in filter(rollout.patched, rollout.KINDS):
         paths = sorted(options.out.glob(f"*-{kind}[-.]*bits"))
         if len(paths) > 1:
             found[kind] = rollout.compare_bits(paths)

@@ -11,6 +11,8 @@ up to four.
 
 from __future__ import annotations
 
+from typing import Any
+
 from patchkit.engine import Patch
 
 VLLM_BI = ("vllm_bi", "vllm_bi_fast")
@@ -30,6 +32,21 @@ _VLLM = ">=0.26,<0.27"
 _TRANSFORMERS = ">=5.17,<5.18"
 _UNTIL_EXACT = "vLLM has a reduction whose bits do not depend on the number of ranks"
 _UNTIL_TRAINER = "transformers lets the trainer name the operator instead of replacing the method"
+
+_FLASH = ("vllm.vllm_flash_attn.flash_attn_interface:flash_attn_varlen_func",)
+_GROUPED = (
+    _MOE + "fused_moe:invoke_fused_moe_triton_kernel",
+    _MOE + "moe_align_block_size:moe_align_block_size",
+)
+
+
+def _sliced(*, replacement: str, **fields: Any) -> tuple[Patch, ...]:
+    """A patch for each number of slices, with a replacement of its own."""
+    return tuple(
+        Patch(action="replace", replacement=replacement + ending, profiles=(profile,), **fields)
+        for profile, ending in _SLICED.items()
+    )
+
 
 CUDA_ROLLOUT: tuple[Patch, ...] = (
     Patch(
@@ -63,35 +80,22 @@ CUDA_ROLLOUT: tuple[Patch, ...] = (
         consequence="none in the bits; the experts run with a tile that fits no batch size well",
         until="vLLM chooses its expert tiles by batch size in batch-invariant mode",
     ),
-    *(
-        Patch(
-            symbol=_LAYERS + "linear:RowParallelLinear.forward",
-            action="replace",
-            replacement=_ROLLOUT + "row_parallel_forward" + ending,
-            versions=_VLLM,
-            profiles=(profile,),
-            reason="slices of K are rounded where they are cut and added exactly, in float64",
-            consequence="the output projection's bits change with the tensor-parallel size",
-            until=_UNTIL_EXACT,
-        )
-        for profile, ending in _SLICED.items()
+    *_sliced(
+        symbol=_LAYERS + "linear:RowParallelLinear.forward",
+        replacement=_ROLLOUT + "row_parallel_forward",
+        versions=_VLLM,
+        reason="slices of K are rounded where they are cut and added exactly, in float64",
+        consequence="the output projection's bits change with the tensor-parallel size",
+        until=_UNTIL_EXACT,
     ),
-    *(
-        Patch(
-            symbol=_MOE + "unquantized_fused_moe_method:UnquantizedFusedMoEMethod.apply",
-            action="replace",
-            replacement=_ROLLOUT + "experts_apply" + ending,
-            versions=_VLLM,
-            profiles=(profile,),
-            reason="outputs of experts and slices are added exactly, in float64, over all ranks",
-            consequence="the experts' sum changes with tensor- and expert-parallel size",
-            until=_UNTIL_EXACT,
-            depends_on=(
-                _MOE + "fused_moe:invoke_fused_moe_triton_kernel",
-                _MOE + "moe_align_block_size:moe_align_block_size",
-            ),
-        )
-        for profile, ending in _SLICED.items()
+    *_sliced(
+        symbol=_MOE + "unquantized_fused_moe_method:UnquantizedFusedMoEMethod.apply",
+        replacement=_ROLLOUT + "experts_apply",
+        versions=_VLLM,
+        reason="outputs of experts and slices are added exactly, in float64, over all ranks",
+        consequence="the experts' sum changes with tensor- and expert-parallel size",
+        until=_UNTIL_EXACT,
+        depends_on=_GROUPED,
     ),
     Patch(
         symbol=_MOE + "runner.moe_runner:MoERunner._maybe_reduce_final_output",
@@ -125,21 +129,16 @@ CUDA_TRAINER: tuple[Patch, ...] = (
         reason="products in order of K, rotation in float32, FlashAttention 3 with one split",
         consequence="every token's log-probability differs from the rollout",
         until=_UNTIL_TRAINER,
-        depends_on=("vllm.vllm_flash_attn.flash_attn_interface:flash_attn_varlen_func",),
+        depends_on=_FLASH,
     ),
-    *(
-        Patch(
-            symbol=_HF + "Qwen3MoeAttention.forward",
-            action="replace",
-            replacement=_TRAINER + "attention_forward_any" + ending,
-            versions=_TRANSFORMERS,
-            profiles=(profile,),
-            reason="as in vllm_bi; slices of the output projection are added exactly",
-            consequence="every token's log-probability differs from the rollout",
-            until=_UNTIL_TRAINER,
-            depends_on=("vllm.vllm_flash_attn.flash_attn_interface:flash_attn_varlen_func",),
-        )
-        for profile, ending in _SLICED.items()
+    *_sliced(
+        symbol=_HF + "Qwen3MoeAttention.forward",
+        replacement=_TRAINER + "attention_forward_any",
+        versions=_TRANSFORMERS,
+        reason="as in vllm_bi; slices of the output projection are added exactly",
+        consequence="every token's log-probability differs from the rollout",
+        until=_UNTIL_TRAINER,
+        depends_on=_FLASH,
     ),
     Patch(
         symbol=_HF + "Qwen3MoeTopKRouter.forward",
@@ -161,27 +160,16 @@ CUDA_TRAINER: tuple[Patch, ...] = (
         reason="vLLM's grouped kernel and order of combination",
         consequence="every token's log-probability differs from the rollout",
         until=_UNTIL_TRAINER,
-        depends_on=(
-            _MOE + "fused_moe:invoke_fused_moe_triton_kernel",
-            _MOE + "moe_align_block_size:moe_align_block_size",
-        ),
+        depends_on=_GROUPED,
     ),
-    *(
-        Patch(
-            symbol=_HF + "Qwen3MoeExperts.forward",
-            action="replace",
-            replacement=_TRAINER + "experts_forward_any" + ending,
-            versions=_TRANSFORMERS,
-            profiles=(profile,),
-            reason="as in vllm_bi; outputs of experts and slices are added exactly",
-            consequence="every token's log-probability differs from the rollout",
-            until=_UNTIL_TRAINER,
-            depends_on=(
-                _MOE + "fused_moe:invoke_fused_moe_triton_kernel",
-                _MOE + "moe_align_block_size:moe_align_block_size",
-            ),
-        )
-        for profile, ending in _SLICED.items()
+    *_sliced(
+        symbol=_HF + "Qwen3MoeExperts.forward",
+        replacement=_TRAINER + "experts_forward_any",
+        versions=_TRANSFORMERS,
+        reason="as in vllm_bi; outputs of experts and slices are added exactly",
+        consequence="every token's log-probability differs from the rollout",
+        until=_UNTIL_TRAINER,
+        depends_on=_GROUPED,
     ),
     Patch(
         symbol=_HF + "Qwen3MoeForCausalLM.forward",

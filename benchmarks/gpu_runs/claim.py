@@ -190,6 +190,7 @@ class _Run:
         from benchmarks.gpu_runs.trainer import Trainer
         from patchkit.parity.gate import ParityGate
         from patchkit.runtime.attestation import attest
+        from patchkit_adapters.qwen3_moe.cuda import VLLM_BI
         from patchkit_adapters.qwen3_moe.cuda_trainer import match_rollout
 
         claim = self.claim
@@ -203,7 +204,7 @@ class _Run:
         self.installation = patchkit.install(
             adapter="qwen3_moe", side="trainer", profile=claim.kind
         )
-        if claim.kind.startswith("vllm_bi"):  # the others' bits do not depend on it
+        if claim.kind in VLLM_BI:  # the others' bits do not depend on it
             match_rollout(tensor_parallel=self.world, expert_parallel=claim.expert_parallel)
         # An engine in this process freezes the collector; what is patched must be here first.
         import_module("transformers.models.qwen3_moe.modeling_qwen3_moe")

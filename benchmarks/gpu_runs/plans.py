@@ -37,15 +37,14 @@ def _exact(name: str, *arguments: str, gpu: int | None = None, limit_s: float = 
 
 
 _TWO = ("--tensor-parallel", "2", "--cache-gib", "0.5")
-_FREE = (
-    *("--kind", "tp_independent", "--prompts", "256,128", "--fingerprint"),
-    *("--optimizer", "sgd", "--learning-rate", "20"),
-)
+_SGD = ("--optimizer", "sgd", "--learning-rate", "20")
+_FREE = ("--kind", "tp_independent", "--prompts", "256,128", "--fingerprint", *_SGD)
+_DEEP = ("--model", "/dev/shm/patchkit-deep")
 
 MODEL = Run(name="model", arguments=("model",), environment=_on(0), limit_s=120)
 DEEP_MODEL = Run(
     name="model-48-layers",
-    arguments=("model", "--model", "/dev/shm/patchkit-deep", "--layers", "48", "--no-weights"),
+    arguments=("model", *_DEEP, "--layers", "48", "--no-weights"),
     limit_s=60,
 )
 TESTS = Run(name="tests", arguments=("tests",), environment=_on(1), limit_s=240)
@@ -77,9 +76,9 @@ ALONE = (
 DEEP = (
     _exact(
         "exact-vllm_bi-tp2-48-layers",
-        *("--model", "/dev/shm/patchkit-deep", "--tensor-parallel", "2", "--kind", "vllm_bi"),
+        *(*_DEEP, "--tensor-parallel", "2", "--kind", "vllm_bi"),
         *("--prompts", "152,152,152,152", "--cache-gib", "2.5"),
-        *("--optimizer", "sgd", "--learning-rate", "20", "--budget", "4096"),
+        *(*_SGD, "--budget", "4096"),
         limit_s=575,
     ),
 )
@@ -89,17 +88,20 @@ GRPO = tuple(
 )
 
 # Four workers. A configuration's 1,000,000 tokens and ten updates take two runs.
-_DEEP = ("--model", "/dev/shm/patchkit-deep")
 _FOUR = ("--kind", "tp_independent_4", "--tensor-parallel", "4")
+_WITH_AND_WITHOUT_EP: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("", ()),
+    ("-ep", ("--expert-parallel",)),
+)
 FOUR_CLAIMS = tuple(
     _exact(
         f"exact-tp_independent_4-tp4{ending}-{half}",
         *(*_DEEP, *_FOUR, *more, "--seed", str(half)),
         *("--prompts", ",".join(["164"] * 6), "--cache-gib", "2.5"),
-        *("--optimizer", "sgd", "--learning-rate", "20", "--budget", "4096"),
+        *(*_SGD, "--budget", "4096"),
         limit_s=590,
     )
-    for ending, more in (("", ()), ("-ep", ("--expert-parallel",)))
+    for ending, more in _WITH_AND_WITHOUT_EP
     for half in (1, 2)
 )
 FOUR_BITS = tuple(
@@ -125,7 +127,7 @@ FOUR_SPEED = tuple(
         ),
         limit_s=590,
     )
-    for ending, more in (("", ()), ("-ep", ("--expert-parallel",)))
+    for ending, more in _WITH_AND_WITHOUT_EP
 )
 
 PLANS: dict[str, tuple[tuple[Run, ...], ...]] = {
