@@ -47,6 +47,8 @@ class EngineRule:
         effect: What another value does.
         since: First version of vLLM that has the setting; an older one without it
             cannot have the feature. Empty: every version we know has it.
+        refuse: Judges a value that could be read, in the place of ``accepts``, where more
+            than the profile decides: by what was accepted, and with words of its own.
     """
 
     path: str
@@ -55,6 +57,7 @@ class EngineRule:
     accepts: Callable[[Any, Any], bool] | None = None
     effect: str = ""
     since: str = ""
+    refuse: Callable[..., Violation | None] | None = None
 
     def holds(self, found: Any, content: ProfileContent, version: str | None) -> bool:
         expected = self.expected(content)
@@ -194,8 +197,12 @@ RULES: tuple[EngineRule, ...] = (
         lambda c: c.topology.rollout.expert > 1,
         "experts are placed and combined in another way",
     ),
-    # Judged by name, and by what was accepted: see check_settings.
-    _same(all2all.SETTING, all2all.KEY, lambda c: c.engine.all2all_backend),
+    EngineRule(
+        path=all2all.SETTING,
+        key=all2all.KEY,
+        expected=lambda c: c.engine.all2all_backend,
+        refuse=all2all.refuse_engine,
+    ),
     _off(_PARALLEL + "enable_eplb", "experts move while the engine runs"),
     _off(_PARALLEL + "enable_dbo", _BATCH),
     _off(_PARALLEL + "enable_elastic_ep", "the topology changes while the engine runs"),
@@ -345,8 +352,8 @@ def check_settings(
     found = []
     for rule in RULES:
         value = settings.get(rule.path, UNREADABLE)
-        if rule.path == all2all.SETTING and value != UNREADABLE:
-            refused = all2all.refuse_engine(value, profile, accept_all2all or {}, who=who)
+        if rule.refuse is not None and value != UNREADABLE:
+            refused = rule.refuse(value, profile, accept_all2all or {}, who=who)
             found += [refused] if refused else []
             continue
         if rule.holds(value, profile.content, version):
