@@ -160,7 +160,11 @@ def bits(options: argparse.Namespace) -> None:
     """Compare all fingerprints in the folder, kind by kind."""
     found = {}
     for kind in filter(rollout.patched, rollout.KINDS):
-        paths = sorted(options.out.glob(f"*-{kind}[-.]*bits"))
+        paths = [
+            path
+            for same in rollout.SAME_BITS.get(kind, (kind,))
+            for path in sorted(options.out.glob(f"*-{same}[-.]*bits"))
+        ]
         if len(paths) > 1:
             found[kind] = rollout.compare_bits(paths)
     (options.out / "bits.json").write_text(json.dumps(found, indent=1))

@@ -34,10 +34,9 @@ _UNTIL_EXACT = "vLLM has a reduction whose bits do not depend on the number of r
 _UNTIL_TRAINER = "transformers lets the trainer name the operator instead of replacing the method"
 
 _FLASH = ("vllm.vllm_flash_attn.flash_attn_interface:flash_attn_varlen_func",)
-_GROUPED = (
-    _MOE + "fused_moe:invoke_fused_moe_triton_kernel",
-    _MOE + "moe_align_block_size:moe_align_block_size",
-)
+_ALIGN = (_MOE + "moe_align_block_size:moe_align_block_size",)
+# The trainer of vllm_bi does not call the engine's kernel, but has to have its bits.
+_ENGINES_EXPERTS = (_MOE + "fused_moe:invoke_fused_moe_triton_kernel", *_ALIGN)
 
 
 def _sliced(*, replacement: str, **fields: Any) -> tuple[Patch, ...]:
@@ -95,7 +94,7 @@ CUDA_ROLLOUT: tuple[Patch, ...] = (
         reason="outputs of experts and slices are added exactly, in float64, over all ranks",
         consequence="the experts' sum changes with tensor- and expert-parallel size",
         until=_UNTIL_EXACT,
-        depends_on=_GROUPED,
+        depends_on=_ALIGN,
     ),
     Patch(
         symbol=_MOE + "runner.moe_runner:MoERunner._maybe_reduce_final_output",
@@ -157,10 +156,10 @@ CUDA_TRAINER: tuple[Patch, ...] = (
         replacement=_TRAINER + "experts_forward",
         versions=_TRANSFORMERS,
         profiles=VLLM_BI,
-        reason="vLLM's grouped kernel and order of combination",
+        reason="the bits of vLLM's grouped kernel, and its order of combination",
         consequence="every token's log-probability differs from the rollout",
         until=_UNTIL_TRAINER,
-        depends_on=_GROUPED,
+        depends_on=_ENGINES_EXPERTS,
     ),
     *_sliced(
         symbol=_HF + "Qwen3MoeExperts.forward",
@@ -169,7 +168,7 @@ CUDA_TRAINER: tuple[Patch, ...] = (
         reason="as in vllm_bi; outputs of experts and slices are added exactly",
         consequence="every token's log-probability differs from the rollout",
         until=_UNTIL_TRAINER,
-        depends_on=_GROUPED,
+        depends_on=_ALIGN,
     ),
     Patch(
         symbol=_HF + "Qwen3MoeForCausalLM.forward",

@@ -38,7 +38,9 @@ def _exact(name: str, *arguments: str, gpu: int | None = None, limit_s: float = 
 
 _TWO = ("--tensor-parallel", "2", "--cache-gib", "0.5")
 _SGD = ("--optimizer", "sgd", "--learning-rate", "20")
-_FREE = ("--kind", "tp_independent", "--prompts", "256,128", "--fingerprint", *_SGD)
+_LEAN = (*_SGD, "--budget", "4096")  # so that several runs fit one GPU's memory
+_FREE = ("--kind", "tp_independent", "--fingerprint", *_LEAN)
+_FOUR_SLICES = ("--kind", "tp_independent_4", "--fingerprint", "--prompts", "128,96", *_LEAN)
 _DEEP = ("--model", "/dev/shm/patchkit-deep")
 
 MODEL = Run(name="model", arguments=("model",), environment=_on(0), limit_s=120)
@@ -49,28 +51,37 @@ DEEP_MODEL = Run(
 )
 TESTS = Run(name="tests", arguments=("tests",), environment=_on(1), limit_s=240)
 
+
+def _start(kind: str, ending: str, *arguments: str, gpus: tuple[int, ...]) -> Run:
+    return Run(
+        name=f"start-{kind}-{ending}",
+        arguments=("start", "--kind", kind, *arguments),
+        environment=_on(*gpus),
+        limit_s=300,
+    )
+
+
 # Two workers: the engine's own topologies, and the profile that does not show them.
 RANKS = (
-    _exact("exact-vllm_bi-tp2", *_TWO, "--kind", "vllm_bi"),
+    _exact("exact-vllm_bi-tp2", *_TWO, "--kind", "vllm_bi", *_LEAN),
+    _exact("exact-vllm_bi-tp2-ep", *_TWO, "--kind", "vllm_bi", *_LEAN, "--expert-parallel"),
     _exact("exact-tp_independent-tp2", *_TWO, *_FREE),
-    _exact("exact-tp_independent-tp2-ep", *_TWO, *_FREE, "--expert-parallel", "--no-canary"),
+    _exact("exact-tp_independent-tp2-ep", *_TWO, *_FREE, "--expert-parallel"),
 )
+# One worker each, beside engines that start cold: by the time the claims load their
+# trainers, the engines have written their bits and are gone.
 ALONE = (
-    _exact("exact-tp_independent-tp1", *_FREE, gpu=0),
-    *(
-        Run(
-            name=f"start-{kind}-{number}",
-            arguments=("start", "--kind", kind),
-            environment=_on(gpu),
-            limit_s=300,
-        )
-        for kind, number, gpu in (
-            ("vllm_bi", 1, 1),
-            ("vllm_bi", 2, 1),
-            ("vllm_bi", 3, 1),
-            ("vllm_bi", 4, 1),
-            ("vllm_bi", 5, 0),
-        )
+    _exact("exact-vllm_bi-tp1", "--kind", "vllm_bi", "--budget", "4096", gpu=0),
+    _exact("exact-tp_independent_4-tp1", *_FOUR_SLICES, gpu=0),
+    _exact("exact-tp_independent-tp1", *_FREE, gpu=1),
+    _start("vllm_bi", "1", gpus=(1,)),
+    _start("vllm_bi", "2", gpus=(1,)),
+    _start("vllm_bi", "3", gpus=(1,)),
+    _start("vllm_bi", "4", gpus=(1,)),
+    _start("vllm_bi", "5", gpus=(0,)),
+    _start("vllm_bi_fast", "1", gpus=(0,)),
+    _start(
+        "tp_independent_4", "tp2-ep", "--tensor-parallel", "2", "--expert-parallel", gpus=(0, 1)
     ),
 )
 DEEP = (
@@ -78,13 +89,32 @@ DEEP = (
         "exact-vllm_bi-tp2-48-layers",
         *(*_DEEP, "--tensor-parallel", "2", "--kind", "vllm_bi"),
         *("--prompts", "152,152,152,152", "--cache-gib", "2.5"),
-        *(*_SGD, "--budget", "4096"),
+        *_LEAN,
         limit_s=575,
     ),
 )
-GRPO = tuple(
-    Run(name=f"grpo-{kind}", arguments=("grpo", "--kind", kind), environment=_on(gpu), limit_s=300)
-    for kind, gpu in (("stock", 0), ("vllm_bi", 1))
+
+
+def _grpo(kind: str, gpu: int) -> Run:
+    return Run(
+        name=f"grpo-{kind}",
+        arguments=("grpo", "--kind", kind),
+        environment=_on(gpu),
+        limit_s=300,
+    )
+
+
+SPEED = tuple(
+    Run(
+        name=f"throughput-{concurrent}",
+        arguments=(
+            *("throughput", "--concurrent", concurrent, "--seconds", "15"),
+            *("--kinds", "stock,batch_invariant,vllm_bi,vllm_bi_fast,tp_independent"),
+        ),
+        environment=_on(gpu),
+        limit_s=590,
+    )
+    for gpu, concurrent in enumerate(("64", "256"))
 )
 
 # Four workers. A configuration's 1,000,000 tokens and ten updates take two runs.
@@ -98,19 +128,14 @@ FOUR_CLAIMS = tuple(
         f"exact-tp_independent_4-tp4{ending}-{half}",
         *(*_DEEP, *_FOUR, *more, "--seed", str(half)),
         *("--prompts", ",".join(["164"] * 6), "--cache-gib", "2.5"),
-        *(*_SGD, "--budget", "4096"),
+        *_LEAN,
         limit_s=590,
     )
     for ending, more in _WITH_AND_WITHOUT_EP
     for half in (1, 2)
 )
 FOUR_BITS = tuple(
-    Run(
-        name=f"start-tp_independent_4-{name}",
-        arguments=("start", "--kind", "tp_independent_4", *arguments),
-        environment=_on(*gpus),
-        limit_s=300,
-    )
+    _start("tp_independent_4", name, *arguments, gpus=gpus)
     for name, gpus, arguments in (
         ("tp1", (0,), ()),
         ("tp2", (1, 2), ("--tensor-parallel", "2")),
@@ -131,12 +156,22 @@ FOUR_SPEED = tuple(
 )
 
 PLANS: dict[str, tuple[tuple[Run, ...], ...]] = {
-    "one": ((MODEL,), (_exact("exact-vllm_bi-tp1", gpu=0),), (ALONE[0],), (GRPO[0],)),
+    "one": (
+        (MODEL,),
+        (
+            _exact("exact-vllm_bi-tp1", "--kind", "vllm_bi", *_LEAN, gpu=0),
+            _exact("exact-tp_independent-tp1", *_FREE, gpu=0),
+            _exact("exact-tp_independent_4-tp1", *_FOUR_SLICES, gpu=0),
+        ),
+        (_grpo("stock", 0),),
+        (_grpo("vllm_bi", 0),),
+    ),
     "tests": ((TESTS,),),
     "ranks": ((MODEL,), RANKS),
     "alone": ((MODEL,), ALONE),
     "deep": ((DEEP_MODEL,), DEEP),
-    "grpo": ((MODEL,), GRPO),
+    "grpo": ((MODEL,), (_grpo("stock", 0), _grpo("vllm_bi", 1))),
+    "speed": ((MODEL,), SPEED),
     "four": (
         (MODEL, DEEP_MODEL),
         FOUR_BITS,

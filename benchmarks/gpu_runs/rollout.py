@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ KINDS = (
     "tp_independent",
     "tp_independent_4",
 )
+# Kinds whose bits are to be equal.
+SAME_BITS = {"vllm_bi": ("vllm_bi", "vllm_bi_fast")}
 CAPTURED = [1, 2, 4, 8, 16, 32, 64, 128, 192, 256]
 VOCABULARY = 151936
 
@@ -68,7 +71,7 @@ def arguments(
     expert_parallel: bool = False,
     sequences: int = 256,
     chunk: int = 8192,
-    cache_gib: float = 4.0,
+    cache_gib: float = 2.0,
 ) -> dict[str, Any]:
     """For ``vllm.LLM``."""
     compilation: dict[str, Any] = {
@@ -304,17 +307,32 @@ def serve(model: Path, kind: str, seed: int, **topology: Any) -> None:
     loaded = time.perf_counter() - begin
     for concurrent in (64, 256):
         sample(llm, prompts(90 + concurrent, concurrent), 32, logprobs=False)
-        sample(llm, prompts(91 + concurrent, concurrent), 32, logprobs=True)
+        # Long enough to fill the cache: from the first sample on, blocks are used again.
+        sample(llm, prompts(91 + concurrent, concurrent), 256)
     print("READY " + json.dumps({"kind": kind, "load_s": round(loaded, 1)}), flush=True)
     for line in sys.stdin:
         if not line.strip():
             break
         concurrent, seconds = int(line.split()[0]), float(line.split()[1])
         tokens, spent = 0, 0.0
+        calls: list[dict[str, Any]] = []
         while spent < seconds:
             seed += 1
             found, took, _ = sample(llm, prompts(seed, concurrent), 256)
-            tokens += sum(len(s.tokens) for s in found)
+            made = sum(len(s.tokens) for s in found)
+            calls.append({"tokens_per_s": round(made / took), **gpu_state()})
+            tokens += made
             spent += took
         result = {"kind": kind, "concurrent": concurrent, "tokens": tokens, "seconds": spent}
-        print("MEASURED " + json.dumps(result), flush=True)
+        print("MEASURED " + json.dumps(result | {"calls": calls}), flush=True)
+
+
+def gpu_state() -> dict[str, str]:
+    """Clock, temperature and power of this process's first GPU, and what holds its clock back."""
+    asked = ("clocks.sm", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    command = ["nvidia-smi", f"--id={first}", "--format=csv,noheader,nounits"]
+    answer = subprocess.run(
+        [*command, f"--query-gpu={','.join(asked)}"], capture_output=True, text=True, check=False
+    )
+    return dict(zip(asked, answer.stdout.strip().split(", "), strict=False))
