@@ -61,29 +61,25 @@ def _start(kind: str, ending: str, *arguments: str, gpus: tuple[int, ...]) -> Ru
     )
 
 
-# Two workers: the engine's own topologies, and the profile that does not show them.
+# Two workers: the engine's own topologies, and the profile that does not show them. A
+# fourth does not fit: each takes 30 to 36 GiB of both GPUs.
 RANKS = (
     _exact("exact-vllm_bi-tp2", *_TWO, "--kind", "vllm_bi", *_LEAN),
     _exact("exact-vllm_bi-tp2-ep", *_TWO, "--kind", "vllm_bi", *_LEAN, "--expert-parallel"),
     _exact("exact-tp_independent-tp2", *_TWO, *_FREE),
-    _exact("exact-tp_independent-tp2-ep", *_TWO, *_FREE, "--expert-parallel"),
 )
-# One worker each, beside engines that start cold: by the time the claims load their
-# trainers, the engines have written their bits and are gone.
+# By the time the claims load their trainers, the engines that only start are gone again.
 ALONE = (
+    _exact("exact-tp_independent-tp2-ep", *_TWO, *_FREE, "--expert-parallel"),
     _exact("exact-vllm_bi-tp1", "--kind", "vllm_bi", "--budget", "4096", gpu=0),
-    _exact("exact-tp_independent_4-tp1", *_FOUR_SLICES, gpu=0),
     _exact("exact-tp_independent-tp1", *_FREE, gpu=1),
-    _start("vllm_bi", "1", gpus=(1,)),
-    _start("vllm_bi", "2", gpus=(1,)),
-    _start("vllm_bi", "3", gpus=(1,)),
-    _start("vllm_bi", "4", gpus=(1,)),
-    _start("vllm_bi", "5", gpus=(0,)),
+    _exact("exact-tp_independent_4-tp1", *_FOUR_SLICES, gpu=1),
+    _start("vllm_bi", "1", gpus=(0,)),
     _start("vllm_bi_fast", "1", gpus=(0,)),
-    _start(
-        "tp_independent_4", "tp2-ep", "--tensor-parallel", "2", "--expert-parallel", gpus=(0, 1)
-    ),
+    _start("tp_independent_4", "1", gpus=(1,)),
 )
+# Cold, all at once: so they are replicas, too.
+STARTS = tuple(_start("vllm_bi", str(number), gpus=(int(number == 5),)) for number in range(1, 6))
 DEEP = (
     _exact(
         "exact-vllm_bi-tp2-48-layers",
@@ -109,7 +105,7 @@ SPEED = tuple(
         name=f"throughput-{concurrent}",
         arguments=(
             *("throughput", "--concurrent", concurrent, "--seconds", "15"),
-            *("--kinds", "stock,batch_invariant,vllm_bi,vllm_bi_fast,tp_independent"),
+            *("--kinds", "stock,batch_invariant,vllm_bi,tp_independent"),
         ),
         environment=_on(gpu),
         limit_s=590,
@@ -169,6 +165,7 @@ PLANS: dict[str, tuple[tuple[Run, ...], ...]] = {
     "tests": ((TESTS,),),
     "ranks": ((MODEL,), RANKS),
     "alone": ((MODEL,), ALONE),
+    "starts": ((MODEL,), STARTS),
     "deep": ((DEEP_MODEL,), DEEP),
     "grpo": ((MODEL,), (_grpo("stock", 0), _grpo("vllm_bi", 1))),
     "speed": ((MODEL,), SPEED),
