@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any
 
 from packaging.version import Version
@@ -40,7 +41,7 @@ class EngineRule:
     """One setting of ``VllmConfig``.
 
     Attributes:
-        path: Attribute path in the configuration.
+        path: Attribute path in the configuration, or a name for what ``read`` reads.
         expected: What it must be under a profile, as plain data.
         key: The profile's key, for the line; empty for features never covered.
         accepts: The test, ``accepts(found, expected)``; equality if None.
@@ -49,6 +50,7 @@ class EngineRule:
             cannot have the feature. Empty: every version we know has it.
         refuse: Judges a value that could be read, in the place of ``accepts``, where more
             than the profile decides: by what was accepted, and with words of its own.
+        read: Reads it in the process where no configuration says it.
     """
 
     path: str
@@ -58,6 +60,7 @@ class EngineRule:
     effect: str = ""
     since: str = ""
     refuse: Callable[..., Violation | None] | None = None
+    read: Callable[[], Any] | None = None
 
     def holds(self, found: Any, content: ProfileContent, version: str | None) -> bool:
         expected = self.expected(content)
@@ -83,13 +86,18 @@ def _none(path: str, effect: str, since: str = "") -> EngineRule:
     return EngineRule(path=path, expected=lambda c: None, effect=effect, since=since)
 
 
-def _empty(path: str, effect: str) -> EngineRule:
+def _empty(path: str, effect: str, read: Callable[[], Any] | None = None) -> EngineRule:
     return EngineRule(
         path=path,
         expected=lambda c: "nothing",
         accepts=lambda found, _: found is None or found in ([], {}),
         effect=effect,
+        read=read,
     )
+
+
+def _entry_points(group: str) -> list[str]:
+    return sorted(f"{e.name} = {e.value}" for e in entry_points(group=group))
 
 
 def _at_most(path: str, key: str, get: Callable[[ProfileContent], Any], effect: str) -> EngineRule:
@@ -146,6 +154,13 @@ RULES: tuple[EngineRule, ...] = (
     ),
     _empty(_MODEL + "override_generation_config", "defaults are merged into every request"),
     _empty(_MODEL + "logits_processors", "custom processors change what is drawn from"),
+    # vLLM loads these into every sampler because they are installed; the raw
+    # log-probabilities are taken before them, so no comparison of bits would show one.
+    _empty(
+        "entry_points.logits_processors",
+        "an installed plugin changes what is drawn from; uninstall it",
+        read=lambda: _entry_points("vllm.logits_processors"),
+    ),
     _same(
         _MODEL + "disable_cascade_attn",
         "engine.cascade_attention",
@@ -309,7 +324,7 @@ RULES: tuple[EngineRule, ...] = (
 
 def read_settings(config: Any) -> dict[str, Any]:
     """The settings that rules look at, as plain data; runs in driver and workers."""
-    return {rule.path: _plain(config, rule.path) for rule in RULES}
+    return {rule.path: rule.read() if rule.read else _plain(config, rule.path) for rule in RULES}
 
 
 def _plain(config: Any, path: str) -> Any:

@@ -38,6 +38,7 @@ GOOD = {
     "model_config.generation_config": "vllm",
     "model_config.override_generation_config": {},
     "model_config.logits_processors": None,
+    "entry_points.logits_processors": [],
     "model_config.disable_cascade_attn": True,
     "model_config.enforce_eager": True,
     "model_config.max_model_len": 256,
@@ -96,6 +97,7 @@ BAD = {
     "model_config.generation_config": "auto",
     "model_config.override_generation_config": {"temperature": "0.6"},
     "model_config.logits_processors": ["x.Y"],
+    "entry_points.logits_processors": ["bias = x:Y"],
     "model_config.disable_cascade_attn": False,
     "model_config.enforce_eager": False,
     "model_config.max_model_len": 257,
@@ -225,6 +227,19 @@ def test_a_setting_that_was_accepted_and_not_forwarded():
     (v,) = e.value.violations
     assert v.subject.startswith("worker 1: model_config.disable_cascade_attn")
     assert require_engine(Engine(GOOD, GOOD, GOOD), profile())
+
+
+def test_a_logits_processor_that_is_only_installed_is_refused(tmp_path, monkeypatch):
+    """vLLM loads it into every sampler, and its configuration does not mention it."""
+    info = tmp_path / "bias-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bias\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[vllm.logits_processors]\nbias = x:Y\n")
+    assert require_engine(Engine(GOOD, GOOD, GOOD), profile())
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EngineRefusedError, match=r"what is drawn from(?s:.)*bias = x:Y") as e:
+        require_engine(Engine(GOOD, GOOD, GOOD), profile())
+    assert len(e.value.violations) == 3, "the driver's and each worker's"
 
 
 def test_reading_is_plain_and_never_raises():
