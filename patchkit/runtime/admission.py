@@ -353,10 +353,13 @@ class RequestGate:
         )
 
 
-@lru_cache(maxsize=1)
 def process_gate() -> RequestGate:
     """The gate of this process; its policy is ``PATCHKIT_SAMPLING``, ``on_policy`` if unset."""
-    return RequestGate.for_installed(os.environ.get("PATCHKIT_SAMPLING") or "on_policy")
+    return _installed_gate(os.environ.get("PATCHKIT_SAMPLING") or "on_policy")
+
+
+# By policy: a process may run one engine under a contract, and another under the next.
+_installed_gate = lru_cache(RequestGate.for_installed)
 
 
 def admit(request: Any) -> None:

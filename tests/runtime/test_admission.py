@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -201,6 +202,18 @@ def test_greedy_is_a_smoke_policy_and_never_on_policy():
     assert not gate.policy.on_policy
     with pytest.raises(RequestRefusedError):
         gate.admit(request())
+
+
+def test_the_gate_of_a_process_follows_its_contract(monkeypatch):
+    """One engine after another in one process, each under a policy of its own."""
+    built = lru_cache(lambda policy: RequestGate(VERSION, policy=policy))
+    monkeypatch.setattr(admission, "_installed_gate", built)
+    monkeypatch.setenv("PATCHKIT_SAMPLING", "greedy_smoke")
+    admission.admit(request(params(temperature=0.0)))
+    monkeypatch.setenv("PATCHKIT_SAMPLING", "on_policy")
+    with pytest.raises(RequestRefusedError, match="temperature"):
+        admission.admit(request(params(temperature=0.0)))
+    assert admission.process_gate() is admission.process_gate(), "built once"
 
 
 def test_both_guards_refuse_before_the_original_runs(monkeypatch):
