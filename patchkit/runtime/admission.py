@@ -282,6 +282,17 @@ class RequestGate:
         for name, value in getattr(params, "__dict__", {}).items():
             if name not in _ATTRIBUTES:
                 found.append(self._violation(f"SamplingParams.{name}", "no such field", value))
+            # The engine goes by what was cached, whatever became of the fields since.
+            elif value != (now := vars(type(params))[name].func(params)):
+                found.append(
+                    Violation(
+                        subject=f"SamplingParams.{name}",
+                        problem="was computed before its fields were changed, and decides the draw",
+                        expected=repr(now),
+                        found=repr(value)[:200],
+                        remedy="build new parameters instead of changing used ones",
+                    )
+                )
         return found + list(self._values("SamplingParams", self.policy.sampling, params))
 
     def check_request(self, request: Any) -> list[Violation]:

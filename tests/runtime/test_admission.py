@@ -280,3 +280,19 @@ def test_the_list_is_the_installed_source_and_class():
     real.sampling_params.top_p = 0.5
     with pytest.raises(RequestRefusedError, match="top_p"):
         gate.admit(real)
+
+
+@pytest.mark.stack
+def test_a_draw_that_was_decided_before_the_fields_changed():
+    """In one process nothing is copied on the way to the core: the engine would draw greedily."""
+    pytest.importorskip("vllm")
+    from vllm.sampling_params import SamplingParams
+
+    used = SamplingParams(temperature=0.0)
+    assert used.sampling_type.name == "GREEDY"
+    used.temperature = 1.0
+    gate = RequestGate.for_installed()
+    (found,) = gate.check_sampling(used)
+    assert found.subject == "SamplingParams.sampling_type"
+    assert "GREEDY" in found.found
+    assert gate.check_sampling(used.clone()) == []
