@@ -209,8 +209,9 @@ class GateStep:
             self.recompute,
             self.first_forward,
             trainer_version=self.version,
-            start_versions=() if self.start_versions is None else self.start_versions,
-            end_versions=() if self.end_versions is None else self.end_versions,
+            # What is unknown has been said above.
+            start_versions=self.version if self.start_versions is None else self.start_versions,
+            end_versions=self.version if self.end_versions is None else self.end_versions,
             optimizer_version=self.optimizer_version,
         )
         return OracleResult(

@@ -164,9 +164,14 @@ def three_way(
             must still be ``trainer_version`` at the first forward.
         first: How many mismatches to describe.
     """
+    start_versions, end_versions = (
+        v if isinstance(v, int) else tuple(v) for v in (start_versions, end_versions)
+    )
     violations = list(
         version_violations(trainer_version, start_versions, end_versions, optimizer_version)
     )
+    if rollout is not None:
+        violations += _unversioned(rollout, start=start_versions, end=end_versions)
     metrics: dict[str, ParityMetrics | None] = {"recompute": None, "first training forward": None}
     if rollout is None:
         violations.append(_absent("rollout", "the engine's log-probabilities were not given"))
@@ -218,6 +223,22 @@ def version_violations(
             found=f"weights of version {optimizer_version}",
             remedy="compare the first forward of a version before its first optimizer step",
         )
+
+
+def _unversioned(
+    rollout: SelectedLogprobs, **versions: int | tuple[int, ...]
+) -> Iterable[Violation]:
+    """Sequences for which no version was given: none of a short list would be wrong."""
+    sequences = rollout.sequences.unique().numel()
+    for label, given in versions.items():
+        if not isinstance(given, int) and len(given) < sequences:
+            yield Violation(
+                subject=f"policy version at the rollout's {label}",
+                problem="not given for every sequence",
+                expected=f"{sequences} versions, or one for all",
+                found=str(len(given)),
+                remedy="give the version that the engine reported for each sequence",
+            )
 
 
 def _compare(

@@ -90,6 +90,14 @@ def test_versions(start, end, words):
     assert not r.exact
 
 
+@pytest.mark.parametrize(("start", "end"), [([], []), ([3], [3, 3]), (3, iter([3]))])
+def test_every_sequence_needs_a_version(start, end):
+    r = judge(selected(), selected(), selected(), start=start, end=end)
+    assert "not given for every sequence" in str(r.violations[0])
+    nothing = SelectedLogprobs.from_sequences([], [], [])
+    assert judge(nothing, nothing, nothing, start=[], end=[]).exact, "a rank without sequences"
+
+
 def test_an_optimizer_step_before_the_first_forward():
     r = judge(selected(), selected(), selected(), optimizer_version=4)
     assert "optimizer step came before" in str(r.violations[0])
