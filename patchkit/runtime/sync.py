@@ -221,7 +221,8 @@ class WeightSync:
         """Adopt the weights that the engine was started with as ``version``.
 
         Args:
-            trainer: The trainer's receipt of the same checkpoint, to compare with.
+            trainer: The trainer's receipt of the same checkpoint, to compare with; as in
+                :meth:`update`, only modes other than ``enforce`` go without.
             version: Its policy version.
             parts: Weights to load first, as in :meth:`update_from`, into an engine that
                 was started without any (``load_format="dummy"``).
@@ -235,6 +236,10 @@ class WeightSync:
                         "policy version", "begin was called twice", "no version", self.state.version
                     )
                 ],
+            )
+        if refused := list(self._unfitting(version, trainer)):
+            raise WeightUpdateRefusedError(
+                f"the initial weights are not adopted as policy version {version}", refused
             )
         self._refuse_unless_resettable(version)
         self.state.updating = version
@@ -351,6 +356,18 @@ class WeightSync:
         for path in paths or ():
             if not path.is_file():
                 yield _violation(str(path), "no such file", "a safetensors file", "nothing")
+        yield from self._unfitting(version, trainer)
+        if not self.in_flight and self._unfinished():
+            yield _violation(
+                "requests",
+                "some are under way",
+                "none",
+                "unfinished requests in the engine",
+                remedy="drain or abort them first; their tokens would mix two versions",
+            )
+
+    def _unfitting(self, version: int, trainer: Receipt | None) -> Iterator[Violation]:
+        """A receipt that cannot be the one of this version."""
         if self.mode == "enforce" and trainer is None:
             yield _violation(
                 "trainer's receipt",
@@ -366,14 +383,6 @@ class WeightSync:
                 version,
                 trainer.version,
                 remedy="make the receipt after the optimizer step of this version",
-            )
-        if not self.in_flight and self._unfinished():
-            yield _violation(
-                "requests",
-                "some are under way",
-                "none",
-                "unfinished requests in the engine",
-                remedy="drain or abort them first; their tokens would mix two versions",
             )
 
     def _unfinished(self) -> bool:

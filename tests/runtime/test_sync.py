@@ -306,6 +306,16 @@ def test_the_initial_checkpoint_is_compared_too():
     assert sync.state.poisoned
 
 
+@pytest.mark.parametrize(("trainer", "words"), [(None, "missing"), (1, "of another version")])
+def test_the_initial_checkpoint_needs_a_receipt_of_its_version(trainer, words):
+    engine = Engine(weights(0))
+    sync = WeightSync(engine, weight_map="m:f")
+    with pytest.raises(WeightUpdateRefusedError, match=words):
+        sync.begin(None if trainer is None else receipt(trainer))
+    assert engine.calls == []
+    assert sync.begin(receipt(0)).version == 0
+
+
 def test_log_records_and_goes_on(deliver):
     sync, _ = begun("corrupt shard", mode="log")
     record = sync.update(1, deliver(1), receipt(1))
