@@ -495,15 +495,26 @@ def _check_all2all(contract: Mapping[str, Any]) -> Iterator[Violation]:
 
 
 def _check_refit(record: Mapping[str, Any]) -> Iterator[Violation]:
+    where = f"refit to version {record['version']}"
+    if record["trainer"] is None and record["mode"] == "enforce":
+        yield _broken(where, "enforced without a trainer's receipt", "a receipt", "none")
     if record["mode"] == "off" or record["trainer"] is None:
         return
     trainer = Receipt.from_dict(record["trainer"])
     workers = [Receipt.from_dict(w) for w in record["workers"]]
+    for r in (trainer, *workers):
+        if r.version != record["version"]:
+            yield _broken(
+                f"{where}: {r.holder}",
+                "its receipt is of another version",
+                str(record["version"]),
+                str(r.version),
+            )
     found = compare_receipts(trainer, workers)
     if record["mode"] == "log":
         if bool(found) != bool(record["violations"]):
             yield _broken(
-                f"refit to version {record['version']}",
+                where,
                 "its logged differences are not those of its receipts",
                 f"{len(found)}",
                 f"{len(record['violations'])}",
@@ -511,7 +522,7 @@ def _check_refit(record: Mapping[str, Any]) -> Iterator[Violation]:
         return
     for v in found:
         yield Violation(
-            subject=f"refit to version {record['version']}: {v.subject}",
+            subject=f"{where}: {v.subject}",
             problem=v.problem,
             expected=v.expected,
             found=v.found,
