@@ -39,6 +39,9 @@ KIND = "patchkit-verification"
 MERGED = "patchkit-verification-merged"
 PHASES = ("initial_checkpoint", "post_update_reload")
 
+# What every round says of each token.
+_TOKENS = ("sequences", "positions", "token_ids")
+
 # Comparisons with the rollout: the first two must be exact, the last is for the
 # reader: the unpatched replay of the same tokens, against what an unpatched engine
 # scores them with, where that was made, and against the rollout otherwise.
@@ -404,10 +407,22 @@ def _check_rounds(path: Path, document: Mapping[str, Any]) -> Iterator[Violation
             where = f"{phase}, round {number}"
             prefix = r["arrays"] + "/"
             own = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
-            used.update(k for k in arrays if k.startswith(prefix))
-            if missing := {"rollout", *REQUIRED} - set(own):
+            if used.intersection(taken := {k for k in arrays if k.startswith(prefix)}):
+                yield _broken(where, "its arrays are another round's", "its own", r["arrays"])
+            used |= taken
+            if missing := {*_TOKENS, "rollout", *REQUIRED} - set(own):
                 yield _broken(where, "arrays are missing", "all arrays", ", ".join(sorted(missing)))
                 continue
+            if len(lengths := {len(values) for values in own.values()}) > 1:
+                yield _broken(
+                    where, "its arrays differ in length", "one entry per token", str(lengths)
+                )
+                continue
+            tokens = len(own["rollout"])
+            if (once := len(set(zip(own["sequences"], own["positions"], strict=True)))) < tokens:
+                yield _broken(
+                    where, "tokens are counted more than once", f"{once} tokens", str(tokens)
+                )
             again = _comparisons(own)
             for name in sorted({*again, *r["comparisons"]}):
                 if not _same(again.get(name), r["comparisons"].get(name)):

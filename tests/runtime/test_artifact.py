@@ -23,11 +23,12 @@ from patchkit.errors import ConfigurationError
 from patchkit.runtime.artifact import (
     Artifact,
     ArtifactError,
+    _totals,
     merge_artifacts,
     verify_artifact,
 )
 from patchkit.runtime.canonical import canonical_json, digest_of
-from patchkit.runtime.sidecar import SidecarError
+from patchkit.runtime.sidecar import SidecarError, read_sidecar, write_sidecar
 
 
 def reseal(path: Path, change) -> None:
@@ -243,6 +244,45 @@ def test_a_repaired_digest_does_not_help(tmp_path, change, words):
     path = write(tmp_path)
     reseal(path, change)
     with pytest.raises(ArtifactError, match=words):
+        verify_artifact(path)
+
+
+FIRST = "initial_checkpoint/0"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda a: a.pop(f"{FIRST}/positions"), "arrays are missing(?s:.)*positions"),
+        (lambda a: a.pop(f"{FIRST}/token_ids"), "arrays are missing(?s:.)*token_ids"),
+        (lambda a: a[f"{FIRST}/token_ids"].pop(), "differ in length"),
+        (lambda a: a[f"{FIRST}/recompute"].append(-9.0), "differ in length"),
+        (lambda a: a[f"{FIRST}/positions"].__setitem__(1, 7), "more than once(?s:.)*39 tokens"),
+    ],
+)
+def test_arrays_that_do_not_say_which_tokens_were_compared(tmp_path, change, words):
+    path = write(tmp_path)
+
+    def alter(document):
+        arrays = read_sidecar(tmp_path, document["sidecar"])
+        change(arrays)
+        document["sidecar"] = write_sidecar(tmp_path, "run", arrays)
+
+    reseal(path, alter)
+    with pytest.raises(ArtifactError, match=words):
+        verify_artifact(path)
+
+
+def test_a_round_that_is_there_twice(tmp_path):
+    path = write(tmp_path)
+
+    def twice(document):
+        phase = document["phases"]["post_update_reload"]
+        phase["rounds"].append(phase["rounds"][0])
+        phase["totals"] = _totals(phase["rounds"])
+
+    reseal(path, twice)
+    with pytest.raises(ArtifactError, match="another round's"):
         verify_artifact(path)
 
 
