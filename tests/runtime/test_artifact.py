@@ -489,6 +489,34 @@ def test_a_merged_artifact_is_checked_against_its_runs(tmp_path, what):
         verify_artifact(merged)
 
 
+def double(d):
+    d["runs"].append(d["runs"][0])
+    for phase in d["phases"].values():
+        for figures in phase["totals"].values():
+            for key in ("token_count", "finite_count", "mismatch_count"):
+                figures[key] *= 2
+            figures["first_mismatches"] = (figures["first_mismatches"] * 2)[:8]
+    d["verdict"] = d["verdict"].replace("120", "240")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (set_to({"adapter": "other"}, "contract", "content"), "not the digest of its content"),
+        (double, "counted twice"),
+        (set_to("exact: 9 tokens", "runs", 0, "verdict"), "another run"),
+        (set_to("all.json", "runs", 0, "file"), "merged itself"),
+        (drop("runs", 0, "created"), "another run"),
+        (drop("contract"), "a part is missing"),
+    ],
+)
+def test_a_repaired_digest_does_not_help_a_merged_one_either(tmp_path, change, words):
+    merged = merge_artifacts([write(tmp_path)], tmp_path / "all.json")
+    reseal(merged, change)
+    with pytest.raises(ArtifactError, match=words):
+        verify_artifact(merged)
+
+
 def test_the_folder_can_be_moved(tmp_path):
     (tmp_path / "one").mkdir()
     a, b = write(tmp_path / "one", "a.json"), write(tmp_path / "one", "b.json", tokens=20)
