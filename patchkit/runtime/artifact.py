@@ -207,10 +207,12 @@ class Artifact:
 
 
 def _accepted(contract: Mapping[str, Any]) -> set[str]:
-    """What the contract accepted without an admission or a compared run."""
-    return {f"provider {module}" for module in contract.get("unadmitted", {})} | {
-        f"all-to-all backend {name}" for name in contract.get("uncompared", {})
-    }
+    """What the contract accepted without a review, an admission or a compared run."""
+    return (
+        {*contract.get("unreviewed", {})}
+        | {f"provider {module}" for module in contract.get("unadmitted", {})}
+        | {f"all-to-all backend {name}" for name in contract.get("uncompared", {})}
+    )
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
@@ -464,7 +466,7 @@ def _check_rest(document: Mapping[str, Any]) -> Iterator[Violation]:
     if hidden := _accepted(contract["content"]) - set(document["unreviewed"]):
         yield _broken(
             "unreviewed",
-            "accepted without an admission or a compared run, and not mentioned",
+            "accepted without a review, an admission or a compared run, and not mentioned",
             ", ".join(sorted(hidden)),
             ", ".join(document["unreviewed"]) or "nothing",
         )

@@ -17,7 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from evidence import attestation, build, manifest, refit, write
+from evidence import CONTRACT, attestation, build, manifest, refit, write
 
 from patchkit.errors import ConfigurationError
 from patchkit.runtime.artifact import (
@@ -150,6 +150,17 @@ def test_what_a_process_accepted_unreviewed_shows(tmp_path):
     found = verify_artifact(artifact.write(tmp_path / "a.json"))
     assert found.unreviewed == ("m:f",)
     assert "UNREVIEWED" in found.verdict
+
+
+def test_what_the_contract_accepted_unreviewed_shows(tmp_path):
+    """Whoever attested: a trainer's drifted symbol is none of the workers'."""
+    path = write(tmp_path, contract={**CONTRACT, "unreviewed": {"m:f": "d"}})
+    found = verify_artifact(path)
+    assert found.unreviewed == ("m:f",)
+    assert "UNREVIEWED: 1 symbol(s)" in found.verdict
+    reseal(path, set_to([], "unreviewed"))
+    with pytest.raises(ArtifactError, match="not mentioned"):
+        verify_artifact(path)
 
 
 # -- tampering ----------------------------------------------------------------------------
