@@ -7,12 +7,18 @@ profile, versions, process id, what was not reviewed) must be told the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from patchkit.engine import manifest_digest
 from patchkit.errors import Violation
-from patchkit.runtime.attestation import Attestation
+from patchkit.runtime.attestation import (
+    Attestation,
+    Process,
+    rollout_processes,
+    trainer_processes,
+)
 
 __all__ = ["check_attested"]
 
@@ -21,6 +27,9 @@ _PARTS = (
     "adapter", "side", "profile", "versions", "unreviewed", "patches", "sources", "skipped",
     "digest", "state", "pid", "python", "reviewed", "slots", "hits",
 )  # fmt: skip
+
+
+_TRAINER_RANKS = ("tensor", "pipeline", "context", "data")
 
 
 def check_attested(
@@ -35,6 +44,7 @@ def check_attested(
         contract: ``{"digest", "content"}``.
         unreviewed: The artifact's own list.
     """
+    yield from _missing(attestations, contract["content"])
     seen: dict[tuple[str, str, str], tuple[str, str]] = {}
     for data in attestations:
         a = Attestation.from_dict(data)
@@ -56,6 +66,33 @@ def check_attested(
         if digest != a.manifest_digest:
             yield _broken(
                 a.who, f"its manifest is not that of {who}", digest, a.manifest_digest or "none"
+            )
+
+
+def _missing(
+    attestations: Sequence[Mapping[str, Any]], contract: Mapping[str, Any]
+) -> Iterator[Violation]:
+    """Processes of the contract's topology of which nothing is told, where anything is."""
+    profile = contract.get("profile")
+    topology = profile.get("topology") if isinstance(profile, Mapping) else None
+    present = {Process(data["role"], data["rank"]) for data in attestations}
+    if not present or topology is None:
+        return
+    rollout, trainer = topology["rollout"], topology["trainer"]
+    expected = rollout_processes(
+        tensor_parallel=rollout["tensor"],
+        pipeline_parallel=rollout["pipeline"],
+        data_parallel=rollout["data"],
+    )
+    if any(process.role == "trainer" for process in present):
+        expected += trainer_processes(math.prod(trainer[d] for d in _TRAINER_RANKS))
+    for process in expected:
+        if process not in present:
+            yield _broken(
+                str(process),
+                "did not attest",
+                "every process of the contract's topology",
+                ", ".join(map(str, sorted(present))),
             )
 
 

@@ -27,6 +27,7 @@ from patchkit.runtime.artifact import (
     merge_artifacts,
     verify_artifact,
 )
+from patchkit.runtime.attested import check_attested
 from patchkit.runtime.canonical import canonical_json, digest_of
 from patchkit.runtime.sidecar import SidecarError, read_sidecar, write_sidecar
 
@@ -395,6 +396,30 @@ def test_workers_of_one_run_with_different_manifests(tmp_path):
     )
     with pytest.raises(ArtifactError, match="its manifest is not that of worker 0"):
         verify_artifact(artifact.write(tmp_path / "run.json"))
+
+
+ONE = {"tensor": 1, "expert": 1, "pipeline": 1, "context": 1, "data": 1}
+TWO = {"rollout": {**ONE, "tensor": 2}, "trainer": {**ONE, "data": 2}}
+WORKERS = [("worker", 0), ("worker", 1)]
+TRAINERS = [("trainer", 0), ("trainer", 1)]
+
+
+@pytest.mark.parametrize(
+    ("present", "missing"),
+    [
+        (WORKERS, []),
+        ([*WORKERS, *TRAINERS, ("driver", 0)], []),
+        (WORKERS[:1], ["worker 1"]),
+        (TRAINERS, ["worker 0", "worker 1"]),
+        ([*WORKERS, TRAINERS[1]], ["trainer 0"]),
+        ([], []),  # the verdict says so
+    ],
+)
+def test_a_process_of_the_topology_that_did_not_attest(present, missing):
+    told = [attestation(role=role, rank=rank).as_dict() for role, rank in present]
+    contract = {"digest": "c", "content": {"profile": {"topology": TWO}}}
+    found = [v for v in check_attested(told, contract, []) if v.problem == "did not attest"]
+    assert [v.subject for v in found] == missing
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"kind": "x"}', "[]", '{"kind": 1}'])
