@@ -234,16 +234,19 @@ def preflight(
         "PATCHKIT_SAMPLING": profile.content.sampling.policy,
         "PATCHKIT_CONTRACT_DIGEST": digest_of(content),
         "PATCHKIT_RUN_DIR": str(Path(run_dir).absolute()),
+        # Empty where nothing was chosen: what an earlier run left would be inherited.
+        "PATCHKIT_PROVIDERS": _chosen(profile.content.providers.use),
+        "PATCHKIT_ACCEPT": _chosen(accept or {}),
     }
-    if use := profile.content.providers.use:
-        variables["PATCHKIT_PROVIDERS"] = json.dumps(dict(sorted(use.items())))
-    if accept:
-        variables["PATCHKIT_ACCEPT"] = json.dumps(dict(sorted(accept.items())))
     return Contract(
         profile=profile,
         content=content,
         environment=Environment(variables, private=frozenset({"PATCHKIT_RUN_DIR"})),
     )
+
+
+def _chosen(choice: Mapping[str, str]) -> str:
+    return json.dumps(dict(sorted(choice.items()))) if choice else ""
 
 
 # -- checks; each yields what it finds ------------------------------------------------------

@@ -429,8 +429,12 @@ def test_an_admitted_implementation_is_in_every_process(tmp_path: Path):
     assert "unadmitted" not in made.content
 
 
-def test_without_choice_nothing_is_set(tmp_path: Path):
-    assert "PATCHKIT_PROVIDERS" not in contract(tmp_path, (), {}).environment.variables
+def test_without_choice_none_is_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An implementation that nobody allowed here would run, and every process would agree."""
+    monkeypatch.setenv("PATCHKIT_PROVIDERS", '{"linear": "quick"}')
+    monkeypatch.setenv("PATCHKIT_ACCEPT", '{"m:f": "0"}')
+    given = contract(tmp_path, (), {}).environment.for_child()
+    assert (given["PATCHKIT_PROVIDERS"], given["PATCHKIT_ACCEPT"]) == ("", "")
 
 
 @pytest.mark.parametrize(
