@@ -413,6 +413,19 @@ def require_engine(
     own = read_settings(llm.llm_engine.vllm_config)
     violations = check_settings(own, profile, version=version, accept_all2all=accept_all2all)
     workers = llm.collective_rpc("patchkit_settings")
+    rollout = profile.content.topology.rollout
+    # Of one engine; each data-parallel one answers for itself.
+    if len(workers) != (size := rollout.tensor * rollout.pipeline):
+        violations.append(
+            Violation(
+                subject=f"engine: its workers ({profile.where('topology.rollout')})",
+                problem="not every worker said what it was built with",
+                expected=f"{size} answers",
+                found=str(len(workers)),
+                remedy="build the engine with Profile.engine_arguments() and the worker "
+                "extension of patchkit",
+            )
+        )
     for rank, settings in enumerate(workers):
         violations += check_settings(
             settings,

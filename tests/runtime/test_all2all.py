@@ -332,9 +332,9 @@ def test_that_a_profile_names_it_is_no_acceptance(backend):
 def test_accepted_is_one_backend_in_every_process():
     p, accept = with_backend("deepep_v2"), {"deepep_v2": DIGEST}
     own, other = settings("deepep_v2"), settings("deepep_high_throughput")
-    assert require_engine(Engine(own, own), p, accept_all2all=accept)
+    assert require_engine(Engine(own, own, own), p, accept_all2all=accept)
     with pytest.raises(EngineRefusedError, match=r"worker 0: .*deepep_high_throughput"):
-        require_engine(Engine(own, other), p, accept_all2all=accept)
+        require_engine(Engine(own, other, own), p, accept_all2all=accept)
 
 
 def test_a_name_that_vllm_replaced_is_not_the_one_that_was_accepted():

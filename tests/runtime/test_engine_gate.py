@@ -229,6 +229,12 @@ def test_a_setting_that_was_accepted_and_not_forwarded():
     assert require_engine(Engine(GOOD, GOOD, GOOD), profile())
 
 
+@pytest.mark.parametrize("answers", [[], [GOOD], [GOOD] * 3])
+def test_every_worker_has_to_answer(answers):
+    with pytest.raises(EngineRefusedError, match="not every worker said"):
+        require_engine(Engine(GOOD, *answers), profile())
+
+
 def test_a_logits_processor_that_is_only_installed_is_refused(tmp_path, monkeypatch):
     """vLLM loads it into every sampler, and its configuration does not mention it."""
     info = tmp_path / "bias-1.0.dist-info"
