@@ -41,6 +41,8 @@ __all__ = [
 ]
 
 REFERENCE = "patchkit.providers"
+# They compute nothing of a model.
+_OWN = ("patchkit.engine", "patchkit.runtime", "patchkit.symbols")
 RECORD = "admissions.json"
 SCHEMA = 1
 
@@ -121,8 +123,8 @@ class Standing:
 def find_implementation(module: str) -> Implementation | None:
     """The implementation of that name; None where it is a module like any other."""
     folder = _folder(module)
-    if folder is None or not (folder / "__init__.py").is_file():
-        return None
+    if folder is None or b"IMPLEMENTS" not in (folder / "__init__.py").read_bytes():
+        return None  # most are: not even parsed
     constants = _constants(folder / "__init__.py")
     wanted = [constants.get(name) for name in ("IMPLEMENTS", "DEVICE", "CASES")]
     if not all(isinstance(value, str) for value in wanted):
@@ -250,25 +252,35 @@ def used_implementations(adapter: Adapter, profile: str) -> tuple[str, ...]:
     """Implementations that the patches of a profile import, however indirectly.
 
     Their modules' imports are followed through the adapter's own package and through
-    patchkit's bindings. The reference itself is not among them.
+    patchkit's bindings; wherever they lead to, an implementation is noticed. The
+    reference itself is not among them.
     """
-    start = {
+    pending = [
         reference.partition(":")[0]
         for reference in _references(adapter, profile)
         if isinstance(reference, str)
-    }
-    roots = {module.partition(".")[0] for module in start} | {"patchkit"}
-    pending, seen, found = list(start), set(start), set()
+    ]
+    roots = {module.partition(".")[0] for module in pending} | {"patchkit"}
+    seen, found = set(), set()
     while pending:
-        for module in _imports(pending.pop()):
-            if module.partition(".")[0] not in roots or module in seen:
-                continue
-            seen.add(module)
-            if find_implementation(module) is not None:
-                found.add(module)
-            elif not module.startswith(("patchkit.engine", "patchkit.runtime", "patchkit.symbols")):
-                pending.append(module)
+        module = pending.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        if (package := _package_of(module)) is not None:
+            found.add(package)
+        elif module.partition(".")[0] in roots and not module.startswith(_OWN):
+            pending += _imports(module)
     return tuple(sorted(found))
+
+
+def _package_of(module: str) -> str | None:
+    """The implementation that a module belongs to: it, or a package around it."""
+    while module:
+        if find_implementation(module) is not None:
+            return module
+        module = module.rpartition(".")[0]
+    return None
 
 
 def _references(adapter: Adapter, profile: str) -> Iterator[object]:
@@ -356,9 +368,12 @@ def _closure(start: Iterable[str], package: str) -> set[str]:
 def _constants(file: Path) -> Mapping[str, Any]:
     found = {}
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if not isinstance(target, ast.Name) or node.value is None:
+                continue
             try:
-                found[node.targets[0].id] = ast.literal_eval(node.value)
+                found[target.id] = ast.literal_eval(node.value)
             except ValueError:
                 continue  # computed: not one of the constants that are looked for
     return found

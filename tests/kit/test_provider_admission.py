@@ -249,6 +249,34 @@ def test_imports_are_followed_to_what_a_profile_uses(quick: Path):
     assert used_implementations(declared(("b",)), "a") == ()
 
 
+@pytest.mark.parametrize(
+    ("reference", "source"),
+    [
+        ("mine.replacements:f", "from quick import rms_norm"),
+        ("mine.replacements:f", "from quick.plain import rms_norm"),
+        ("mine.replacements:f", "import quick.plain"),
+        ("quick.plain:rms_norm", ""),
+    ],
+)
+@pytest.mark.parametrize("constant", ["IMPLEMENTS =", "IMPLEMENTS: str ="])
+def test_an_implementation_is_noticed_however_it_is_reached(
+    quick: Path, reference: str, source: str, constant: str
+):
+    """In a package of its own, by a module inside of it, as a patch's replacement."""
+    own = (quick / "__init__.py").read_text().replace("IMPLEMENTS =", constant)
+    (quick / "__init__.py").write_text(own)
+    (quick / "plain.py").write_text("def rms_norm(x, weight, eps):\n    return x\n")
+    mine = quick.parent / "mine"
+    mine.mkdir()
+    (mine / "__init__.py").touch()
+    (mine / "replacements.py").write_text(f"{source}\ndef f(x):\n    return x\n")
+    patch = Patch(
+        symbol="numerics:f", action="replace", replacement=reference,
+        reason="r", consequence="c", until="u",
+    )  # fmt: skip
+    assert used_implementations(Adapter(name="toy", rollout=(patch,)), "") == ("quick",)
+
+
 # --- trials ---------------------------------------------------------------------------
 
 
