@@ -307,6 +307,7 @@ def compare_attestations(
                     a, "runs under another contract", contract_digest, a.contract_digest or "none"
                 )
             )
+        violations += _installed_for_another(a)
         given = environment or {}
         own_caches = _installed_by_plugin(a)
         if own_caches:
@@ -328,6 +329,14 @@ def compare_attestations(
     if contract_digest is None:
         violations += _minority(found, "contract", lambda a: a.contract_digest)
     return violations
+
+
+def _installed_for_another(a: Attestation) -> Iterable[Violation]:
+    """A process installs once; what it attests as its contract may be that of a later run."""
+    for what, name in (("adapter", "PATCHKIT_ADAPTER"), ("profile", "PATCHKIT_PROFILE")):
+        asked, installed = a.environment.get(name), a.manifest.get(what)
+        if asked and a.manifest and asked != installed:
+            yield _differs(a, f"has another {what} installed than {name} says", asked, installed)
 
 
 def _installed_by_plugin(a: Attestation) -> bool:

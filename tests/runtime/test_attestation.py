@@ -89,6 +89,21 @@ def test_each_difference_is_named(tmp_path, by_rank, words):
     assert all(w in str(e.value) for w in words), str(e.value)
 
 
+@pytest.mark.parametrize("name", ["adapter", "profile"])
+def test_what_an_earlier_contract_installed_is_not_the_later_ones(tmp_path, name):
+    asked = {
+        "OMP_NUM_THREADS": "1",
+        "PATCHKIT_ADAPTER": "toy",
+        "PATCHKIT_PROFILE": "exact",
+    }
+    good = {"adapter": "toy", "profile": "exact"}
+    fill(tmp_path, r1=[made(1, environment=asked, manifest=good)])
+    assert collect(tmp_path)
+    fill(tmp_path, r1=[made(1, environment=asked, manifest={**good, name: "earlier"})])
+    with pytest.raises(AttestationError, match=f"worker 1(?s:.)*another {name} installed"):
+        collect(tmp_path)
+
+
 def test_nobody_at_all_names_all(tmp_path):
     with pytest.raises(AttestationError) as e:
         collect(tmp_path / "never")
