@@ -83,6 +83,7 @@ class TrainerGroup:
 
     def __init__(self, settings: RankSettings, *, timeout_s: float = 300.0) -> None:
         self.timeout_s = timeout_s
+        self._sent = 0  # the latest command's number; the start has none
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
         context = multiprocessing.get_context("spawn")
@@ -132,7 +133,7 @@ class TrainerGroup:
         Returns:
             Each rank's runtime manifest, as a mapping.
         """
-        return self._collect("start")
+        return self._collect("start", 0)
 
     def __call__(self, command: str, **arguments: Any) -> list[Any]:
         """Run a command on every rank; answers in rank order.
@@ -141,21 +142,22 @@ class TrainerGroup:
             TrainerGroupError: A rank raised, died, or took longer than ``timeout_s``.
         """
         self.send(command, **arguments)
-        return self._collect(command)
+        return self._collect(command, self._sent)
 
     def send(self, command: str, **arguments: Any) -> None:
         """Start a command without waiting; :meth:`collect` gets the answers."""
+        self._sent += 1
         for pipe in self._pipes:
             try:
-                pipe.send((command, arguments))
+                pipe.send((self._sent, command, arguments))
             except (BrokenPipeError, OSError):
                 continue  # the lost rank is named when the answers are collected
 
     def collect(self, command: str) -> list[Any]:
-        """Answers of a command that was sent before."""
-        return self._collect(command)
+        """Answers of the command that was sent last."""
+        return self._collect(command, self._sent)
 
-    def _collect(self, command: str) -> list[Any]:
+    def _collect(self, command: str, awaited: int) -> list[Any]:
         answers: dict[int, Any] = {}
         errors: dict[int, BaseException | str] = {}
         lost: dict[int, int | None] = {}
@@ -177,12 +179,13 @@ class TrainerGroup:
                 pipe, process = self._pipes[rank], self._processes[rank]
                 if pipe in ready:
                     try:
-                        ok, value = pipe.recv()
+                        number, ok, value = pipe.recv()
                     except (EOFError, OSError):
                         process.join(5)
                         lost[rank] = process.exitcode
                         continue
-                    (answers if ok else errors)[rank] = value
+                    if number == awaited:  # not the late answer to what was given up
+                        (answers if ok else errors)[rank] = value
                 elif process.sentinel in ready and not pipe.poll():
                     process.join(5)  # its end is known a moment before its exit code
                     lost[rank] = process.exitcode
@@ -239,16 +242,16 @@ def _rank_main(rank: int, settings: RankSettings, pipe: Connection) -> None:
     try:
         worker, manifest = start_rank(rank, settings)
     except BaseException as error:
-        pipe.send((False, sendable(error)))
+        pipe.send((0, False, sendable(error)))
         raise SystemExit(1) from error
-    pipe.send((True, manifest))
+    pipe.send((0, True, manifest))
     while (message := pipe.recv()) is not None:
-        command, arguments = message
+        number, command, arguments = message
         method: Callable[..., Any] = getattr(worker, command)
         try:
-            answer = (True, method(**arguments))
+            answer = (number, True, method(**arguments))
         except Exception as error:
-            answer = (False, sendable(error))
+            answer = (number, False, sendable(error))
         pipe.send(answer)
     import torch.distributed as dist
 
