@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -187,13 +187,15 @@ class FSDPTrainer:
         """Score one micro-batch of :meth:`batches` without gradient."""
         return [lp.cpu() for lp in self._forward(batch, exact=exact)]
 
-    def _canary(self) -> AbstractContextManager[Any]:
-        """Once: a run at whose end every required patch must have been reached."""
+    @contextmanager
+    def _canary(self) -> Iterator[None]:
+        """Until one succeeds: a run at whose end every required patch must have been reached."""
         if not self._unproven:
-            return nullcontext()
+            yield
+            return
+        with self._installation.canary(watch_calls=False):
+            yield
         self._unproven = False
-        canary: AbstractContextManager[Any] = self._installation.canary(watch_calls=False)
-        return canary
 
     # -- the step ----------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from patchkit.engine.errors import NotReachedError
+from patchkit.parity.fsdp import FSDPTrainer
 from patchkit.parity.trainer_group import TrainerGroup, TrainerGroupError
 
 pytestmark = pytest.mark.stack
@@ -30,3 +33,24 @@ def test_a_late_answer_is_not_the_next_commands(monkeypatch):
             group("slow")
         group.timeout_s = 60
         assert group("fast") == ["fast"]
+
+
+def test_a_canary_run_that_failed_is_not_the_last():
+    """A step that is tried again has to reach every patch as the first one had to."""
+    runs = []
+
+    @contextmanager
+    def canary(*, watch_calls: bool):
+        runs.append(watch_calls)
+        yield
+        if len(runs) == 1:
+            raise NotReachedError("toy", [])
+
+    trainer = FSDPTrainer.__new__(FSDPTrainer)
+    trainer._installation, trainer._unproven = SimpleNamespace(canary=canary), True
+    with pytest.raises(NotReachedError), trainer._canary():
+        pass
+    for _ in range(2):
+        with trainer._canary():
+            pass
+    assert len(runs) == 2, "after one that succeeded there is none"
