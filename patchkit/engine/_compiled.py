@@ -40,12 +40,19 @@ def _user() -> str:
         return f"uid-{os.getuid()}"
 
 
-def patch_set_digest(adapter: str | Adapter, side: str) -> str:
-    """The digest that the runtime manifest of this adapter and side will have.
+def patch_set_digest(
+    adapter: str | Adapter,
+    side: str,
+    *,
+    accept: Mapping[str, str] | None = None,
+    profile: str | None = None,
+) -> str:
+    """The digest that the runtime manifest of what is so installed will have.
 
     Needs no import of what is patched: it can be asked before any worker starts.
+    The arguments are those of :func:`patchkit.install`.
     """
-    plan = inspect_plan(adapter, side)
+    plan = inspect_plan(adapter, side, accept=accept, profile=profile)
     return runtime_manifest(plan, list(plan.patches), "planned", {}).digest
 
 

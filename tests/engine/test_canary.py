@@ -215,6 +215,20 @@ def test_the_patch_set_has_caches_of_its_own(mk: Toys) -> None:
     assert patch_set_digest(adapter, "rollout") != changed, "helpers beside it count too"
 
 
+def test_each_profile_has_caches_of_its_own(mk: Toys) -> None:
+    name = mk.write(UP)
+    ours = mk.write("def f(x=1): return 'new'\ndef fast(x=1): return 'new'\n")
+    adapter = rollout(
+        patch(f"{name}:f", f"{ours}:f", profiles=("exact",)),
+        patch(f"{name}:f", f"{ours}:fast", profiles=("fast",)),
+        default_profile="exact",
+    )
+    fast = patch_set_digest(adapter, "rollout", profile="fast")
+    assert fast != patch_set_digest(adapter, "rollout")
+    with install(adapter, "rollout", profile="fast") as inst:
+        assert inst.manifest.digest == fast
+
+
 def test_the_manifest_can_be_compared_between_machines(mk: Toys) -> None:
     up = mk(UP)
     with install(rollout(patch(f"{up.__name__}:f", lambda x=1: "new")), "rollout") as inst:
