@@ -171,11 +171,18 @@ def _describe(role: str, rank: int, installation: Any) -> Attestation:
         manifest_digest=digest,
         state=state,
         unreviewed=unreviewed,
-        environment={k: v for k, v in sorted(os.environ.items()) if k.startswith(_FAMILIES)},
+        environment=_environment(),
         manifest=manifest,
         python=platform.python_version(),
         written=time.time(),
     )
+
+
+def _environment() -> dict[str, str]:
+    """Variables of the families, and those that the contract's profile names."""
+    named = os.environ.get("PATCHKIT_VARIABLES", "").split()
+    seen = sorted(os.environ.items())
+    return {k: v for k, v in seen if k.startswith(_FAMILIES) or k in named}
 
 
 def write_attestation(run_dir: str | Path, attestation: Attestation) -> Path:

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from profiles import machine, profile, text
 
 from patchkit.errors import Violation
+from patchkit.runtime.attestation import read_attestations
 from patchkit.runtime.contract import Contract, ContractError, preflight
 from patchkit.runtime.environment import Environment, LateEnvironmentError
 
@@ -41,6 +42,15 @@ def test_a_valid_contract():
     assert variables["PATCHKIT_ENABLE"] == "1"
     assert variables["OMP_NUM_THREADS"] == "1"
     assert "PATCHKIT_RUN_DIR" not in contract.environment.compared
+
+
+def test_a_process_attests_every_variable_that_the_profile_names(tmp_path):
+    p = profile().changed(environment={"OMP_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "avx2"})
+    given = check(p, folder=tmp_path).environment
+    code = "from patchkit.runtime.attestation import attest; attest(role='trainer', rank=0)"
+    subprocess.run([sys.executable, "-c", code], env=given.for_child(), check=True)
+    (told,) = read_attestations(tmp_path)
+    assert {k: told.environment.get(k) for k in given.compared} == given.compared
 
 
 @pytest.mark.parametrize(
