@@ -193,10 +193,16 @@ def releases_now(device: str) -> dict[str, str]:
 
 
 def versions_now(device: str) -> dict[str, str]:
-    """The same by their minor version, which is what a record is valid for."""
+    """The same by their minor version, which is what a record is valid for.
+
+    A pre-release is none of its version's releases, and stands for itself alone.
+    """
+    from packaging.version import Version
+
+    found = {package: Version(version) for package, version in releases_now(device).items()}
     return {
-        package: ".".join(version.partition("+")[0].split(".")[:2])
-        for package, version in releases_now(device).items()
+        package: v.public if v.is_prerelease else f"{v.major}.{v.minor}"
+        for package, v in found.items()
     }
 
 

@@ -250,6 +250,22 @@ def test_imports_are_followed_to_what_a_profile_uses(quick: Path):
 
 
 @pytest.mark.parametrize(
+    ("installed", "counts_as"),
+    [
+        ("2.14.1+cpu", "2.14"),
+        ("2.14.0.post1", "2.14"),
+        ("2.14.0.dev20260701+cpu", "2.14.0.dev20260701"),
+        ("2.14.0rc2", "2.14.0rc2"),
+    ],
+)
+def test_a_pre_release_is_not_what_a_record_was_made_with(
+    monkeypatch: pytest.MonkeyPatch, installed: str, counts_as: str
+):
+    monkeypatch.setattr(standing, "installed_version", lambda package: installed)
+    assert standing.versions_now("cpu") == {"torch": counts_as}
+
+
+@pytest.mark.parametrize(
     ("reference", "source"),
     [
         ("mine.replacements:f", "from quick import rms_norm"),
