@@ -173,16 +173,12 @@ class GateStep:
         traceback: TracebackType | None,
     ) -> None:
         assert self._gate is not None
-        violations: list[Violation] = []
         if error is None:
             try:
                 self.oracle = self._judge()
             except Exception as e:  # the other ranks are waiting: report, never just leave
                 error = e
-        if error is not None:
-            violations.append(_raised(error))
-        elif self.oracle is not None:
-            violations += self.oracle.violations
+        violations = [] if error is None else [_raised(error)]
         try:
             self.report = self._gate.agree(
                 violations, oracle=self.oracle, version=self.version, step=self.number
@@ -316,7 +312,8 @@ class ParityGate:
         """Meet the other ranks with this rank's verdict.
 
         Args:
-            violations: What is wrong on this rank.
+            violations: What is wrong on this rank; what the oracle says already may be
+                left out.
             oracle: This rank's metrics; None counts as no tokens.
             version: Must be equal on all ranks.
             step: Must be equal on all ranks.
@@ -332,6 +329,8 @@ class ParityGate:
         """
         if self._closed:
             raise GateClosedError
+        if oracle is not None:
+            violations = [*violations, *(v for v in oracle.violations if v not in violations)]
         started = time.monotonic()
         deadline = started + self.timeout_s
         self._passages += 1

@@ -199,6 +199,18 @@ def test_versions_must_be_given():
         step.start_versions = None
 
 
+def test_metrics_speak_for_themselves():
+    """Whoever meets the others by hand cannot leave out what the oracle found."""
+    with pytest.raises(ParityError) as e, ParityGate().step(version=1) as step:
+        fill(step, bad=True)
+    with pytest.raises(ParityError) as again:
+        ParityGate().agree([], oracle=step.oracle, version=1)
+    assert again.value.violations == e.value.violations
+    with pytest.raises(ParityError) as once:
+        ParityGate().agree(step.oracle.violations, oracle=step.oracle, version=1)
+    assert once.value.violations == e.value.violations
+
+
 @pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
 def test_a_gate_without_a_bound_is_refused(timeout):
     with pytest.raises(ConfigurationError, match="bound"):
