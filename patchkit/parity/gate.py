@@ -258,7 +258,8 @@ class ParityGate:
         self._group: dist.ProcessGroup | None = None
         self._store: Any = None
         self.rank, self.world_size = 0, 1
-        if not (dist.is_available() and dist.is_initialized()):
+        self._before_group = not _initialized()
+        if self._before_group:
             if group is not None:
                 raise ConfigurationError(
                     "ParityGate: a process group was given, but torch.distributed is not "
@@ -324,11 +325,17 @@ class ParityGate:
 
         Raises:
             ParityError: On every rank, if any rank is not satisfied.
+            ConfigurationError: The process group came after the gate.
             RankLostError: If a rank does not arrive; the gate is closed then.
             GateClosedError: If it is closed already.
         """
         if self._closed:
             raise GateClosedError
+        if self._before_group and _initialized() and dist.get_world_size() > 1:
+            raise ConfigurationError(
+                "ParityGate: it was built before init_process_group and knows no other rank, so "
+                "that each would pass or raise for itself; build it afterwards"
+            )
         if oracle is not None:
             violations = [*violations, *(v for v in oracle.violations if v not in violations)]
         started = time.monotonic()
@@ -477,6 +484,10 @@ class ParityGate:
                 time.sleep(0.05)
         except Exception:  # the store's host may be the very rank that died
             return []
+
+
+def _initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
 def _sums(oracle: OracleResult | None) -> list[float]:

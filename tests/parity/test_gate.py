@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ranks import die, run_ranks  # noqa: E402
 
 from patchkit.errors import ConfigurationError  # noqa: E402
+from patchkit.parity import gate as gate_module  # noqa: E402
 from patchkit.parity.gate import (  # noqa: E402
     GateClosedError,
     ParityError,
@@ -190,6 +191,15 @@ def test_one_process_needs_no_group():
     assert step.report.recompute.exact
     with pytest.raises(ParityError, match="skipped"), gate.step(version=1) as step:
         fill(step, skip=True)
+
+
+def test_a_gate_from_before_the_group_is_refused(monkeypatch):
+    """It would let one rank run backward while another raises."""
+    gate = ParityGate()
+    monkeypatch.setattr(gate_module, "_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ConfigurationError, match="built before"), gate.step(version=1) as step:
+        fill(step)
 
 
 def test_versions_must_be_given():
