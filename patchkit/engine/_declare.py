@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from patchkit.engine._inert import ATOM_TYPES
+from patchkit.engine._inert import ATOM_TYPES, content_of
 from patchkit.engine.errors import DeclarationError
 from patchkit.errors import ConfigurationError
 from patchkit.symbols import Symbol
@@ -129,7 +129,9 @@ class Patch:
         if isinstance(value, str):
             return value
         if isinstance(value, Value):
-            return repr(value.value)
+            # A set's own repr has another order in every process.
+            held = value.value
+            return content_of(held) if isinstance(held, set | frozenset) else repr(held)
         module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
         if isinstance(module, str) and isinstance(name, str):
             return f"{module}:{name}"

@@ -144,6 +144,18 @@ def describe(value: Any) -> str:
     return f"an object of type {class_name(type(value))}"
 
 
+def content_of(value: Any) -> str:
+    """Plain data in words that are equal in every process; of anything else, what it is."""
+    kind = type(value)
+    if kind is dict:
+        return f"dict({', '.join(f'{content_of(k)}: {content_of(v)}' for k, v in value.items())})"
+    if kind in (list, tuple):
+        return f"{kind.__name__}({', '.join(map(content_of, value))})"
+    if kind in (set, frozenset):  # the order of strings in it is this process's own
+        return f"{kind.__name__}({', '.join(sorted(map(content_of, value)))})"
+    return repr(value) if kind in ATOM_TYPES else describe(value)
+
+
 def kind_of(value: Any, owner: Any) -> str:
     """The kind in the words of the symbol manifests; ``value`` for everything else."""
     kind = type(value)

@@ -10,11 +10,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from patchkit.engine import _inert as inert
 from patchkit.engine import _shape as shape
+from patchkit.engine._declare import Value
 from patchkit.errors import PatchkitError
 from patchkit.symbols import find_facts
 
@@ -155,7 +156,8 @@ def identity_of_replacement(replacement: Any) -> dict[str, Any]:
     if not isinstance(reference, str):
         function = inert.function_of(replacement)
         if function is None:
-            return {"value": inert.describe(replacement)}
+            literal = type(replacement) is Value
+            return {"value": inert.content_of(replacement.value if literal else replacement)}
         reference = f"{inert.home(function)}:{function.__qualname__}"
     facts = None
     if "<" not in reference and isinstance(reference, str):
@@ -190,7 +192,16 @@ def live_identity(value: Any) -> dict[str, Any]:
         "kind": inert.kind_of(value, None),
         "code": code_digest(function),
         "parameters": shape.show(shape.params(function)),
+        # A factory's products have one code, and differ in what they hold.
+        **({"closure": list(map(_in_cell, cells))} if (cells := function.__closure__) else {}),
     }
+
+
+def _in_cell(cell: CellType) -> str:
+    try:
+        return inert.content_of(cell.cell_contents)
+    except ValueError:
+        return inert.content_of(inert.MISSING)
 
 
 def code_digest(function: FunctionType) -> str:
@@ -203,7 +214,7 @@ def code_digest(function: FunctionType) -> str:
             if isinstance(constant, CodeType):
                 feed(constant)
             else:
-                digest.update(repr(constant).encode())
+                digest.update(inert.content_of(constant).encode())
 
     feed(function.__code__)
     return digest.hexdigest()[:32]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 from patchkit.engine import (
+    Value,
     _canary,
     cache_environment,
     exact_context,
@@ -19,6 +23,7 @@ from patchkit.engine import (
     patch_set_digest,
     store_evidence,
 )
+from patchkit.engine._report import identity_of_replacement
 from patchkit.engine.errors import CanaryBusyError, NoInstallationError, NotReachedError
 
 from .conftest import Toys, patch, rollout, trainer
@@ -243,3 +248,45 @@ def test_the_manifest_can_be_compared_between_machines(mk: Toys) -> None:
         digest = inst.manifest.digest
         up.f()
         assert inst.manifest.digest == digest
+
+
+def made(factor: int) -> Any:
+    def f(x=1):
+        return x * factor
+
+    return f
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"a": [1]}, {"a": [2]}),
+        ([1.0], [1]),
+        (Value({"a"}), Value({"b"})),
+        ("x" * 80, "x" * 79 + "y"),
+        (made(2), made(3)),
+    ],
+)
+def test_replacements_that_differ_have_other_identities(one: Any, other: Any) -> None:
+    one, other = (Value(v) if isinstance(v, str) else v for v in (one, other))
+    assert identity_of_replacement(one) != identity_of_replacement(other)
+    assert identity_of_replacement(one) == identity_of_replacement(copy.copy(one))
+
+
+def test_identities_are_those_of_every_process() -> None:
+    """Strings are hashed anew in each, and sets of them have another order."""
+    code = (
+        "from patchkit.engine import Patch, Value\n"
+        "from patchkit.engine._report import identity_of_replacement as told\n"
+        "names = Value({'alpha', 'beta', 'gamma'})\n"
+        "p = Patch(symbol='m:N', action='value', replacement=names, reason='r', consequence='c',"
+        " until='u')\n"
+        "print(told(lambda x: x in {'alpha', 'beta', 'gamma'}), told(names), p.replacement_name)"
+    )
+    found = {
+        subprocess.check_output(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": str(seed)}
+        )
+        for seed in range(3)
+    }
+    assert len(found) == 1, found
