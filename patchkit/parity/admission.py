@@ -335,7 +335,16 @@ def _merge(
 
 
 def _untried(implementation: Implementation, operators: Iterable[str]) -> Iterable[Violation]:
-    for operator in sorted(set(implementation.operators()) - set(operators)):
+    exported = implementation.operators()
+    if not exported:
+        yield Violation(
+            subject=f"{implementation.module}: __all__",
+            problem="names no operator, so nothing says what has to be tried",
+            expected="a list of names, written out",
+            found="none that can be read from its source",
+            remedy="write the names of the operators into __all__, without computing it",
+        )
+    for operator in sorted(set(exported) - set(operators)):
         yield Violation(
             subject=f"{implementation.module}:{operator}",
             problem="no case tries it",

@@ -382,6 +382,8 @@ def _constants(file: Path) -> Mapping[str, Any]:
                 found[target.id] = ast.literal_eval(node.value)
             except ValueError:
                 continue  # computed: not one of the constants that are looked for
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            found.pop(node.target.id, None)  # computed, too: what was written is not all of it
     return found
 
 

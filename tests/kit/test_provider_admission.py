@@ -401,6 +401,18 @@ def test_an_operator_that_no_case_tries_is_refused(tmp_path: Path):
 
 
 @pytest.mark.stack
+@pytest.mark.parametrize("names", ['[*("rms_norm",)]', '["rms_norm"]\n__all__ += ["linear"]', "[]"])
+def test_operators_that_cannot_be_read_are_not_taken_for_none(tmp_path: Path, names: str):
+    """What is exported and not named is not missed by any trial."""
+    package = plant(tmp_path)
+    (package / "__init__.py").write_text(PACKAGE.replace('["rms_norm"]', names))
+    (package / "cases.py").write_text("def cases():\n    return iter(())\n")
+    run = patchkit(tmp_path, "admit", "quick")
+    assert run.returncode == 1
+    assert "names no operator" in run.stderr
+
+
+@pytest.mark.stack
 def test_a_package_is_tried_before_it_says_what_it_is(tmp_path: Path):
     package = plant(tmp_path)
     (package / "__init__.py").write_text(PACKAGE.replace("CASES =", "LATER ="))
