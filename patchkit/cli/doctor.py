@@ -155,12 +155,14 @@ def _examine(settings: Any, tensors: list[str], output: Path | None, as_json: bo
 
 
 def _separate(compare: tuple[str, str], clip: float, output: Path | None, as_json: bool) -> bool:
-    from patchkit.parity.doctor.runs import read_run
+    from patchkit.parity.doctor.runs import read_run, refuse_to_overwrite
     from patchkit.parity.doctor.separation import separate
     from patchkit.parity.doctor.separation_page import write_page
 
     separation = separate(read_run(compare[0]), read_run(compare[1]), clip=clip)
-    page = write_page(separation, output or Path("separation.html"))
+    target = output or Path("separation.html")
+    refuse_to_overwrite(target, compare)
+    page = write_page(separation, target)
     if as_json:
         _print_json({**separation.as_dict(), "page": str(page)})
     else:

@@ -31,6 +31,7 @@ __all__ = [
     "ArtifactError",
     "Verified",
     "merge_artifacts",
+    "refuse_to_overwrite",
     "verify_artifact",
 ]
 
@@ -588,6 +589,27 @@ def _broken(subject: str, problem: str, expected: str, found: str) -> Violation:
 # -- merging -------------------------------------------------------------------------------
 
 
+def refuse_to_overwrite(target: str | Path, evidence: Iterable[str | Path]) -> None:
+    """Whatever is written must not replace an artifact that it is made of, nor its arrays.
+
+    Raises:
+        ConfigurationError: It would.
+    """
+    place = Path(target).resolve()
+    for file in map(Path, evidence):
+        document = load_artifact(file)
+        if document["kind"] == MERGED:
+            refuse_to_overwrite(target, [file.parent / run["file"] for run in document["runs"]])
+            read = [file]
+        else:
+            read = [file, file.parent / document["sidecar"]["file"]]
+        if place in [f.resolve() for f in read]:
+            raise ConfigurationError(
+                f"{target}: is part of the evidence in artifact {file}, which would be lost; "
+                "name another file with --output"
+            )
+
+
 def merge_artifacts(paths: Sequence[str | Path], target: str | Path) -> Path:
     """Add up verified runs of one contract.
 
@@ -596,6 +618,7 @@ def merge_artifacts(paths: Sequence[str | Path], target: str | Path) -> Path:
 
     Raises:
         ArtifactError: If a run does not verify, or belongs to another contract.
+        ConfigurationError: If ``target`` is one of the runs, or its arrays.
     """
     target = Path(target)
     if len({Path(p).resolve() for p in paths}) < len(paths) or not paths:
@@ -606,6 +629,7 @@ def merge_artifacts(paths: Sequence[str | Path], target: str | Path) -> Path:
             raise ConfigurationError(f"artifact merge: {p} is merged already; give its runs")
         verify_artifact(p)
         documents.append(load_artifact(p))
+    refuse_to_overwrite(target, paths)
     contracts = {d["contract"]["digest"] for d in documents}
     violations = [
         Violation(

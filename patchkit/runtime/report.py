@@ -17,6 +17,7 @@ from patchkit.runtime.artifact import (
     REQUIRED,
     Verified,
     load_artifact,
+    refuse_to_overwrite,
     verify_artifact,
 )
 from patchkit.runtime.curves import render_curves
@@ -66,6 +67,7 @@ def write_report(artifact: str | Path, target: str | Path) -> Verified:
     """Verify an artifact and render it; what does not verify has no report."""
     path = Path(artifact)
     found = verify_artifact(path)
+    refuse_to_overwrite(target, [path])
     write_atomically(target, render_report(path, found).encode())
     return found
 

@@ -309,6 +309,10 @@ def test_the_command_separates_two_files(tmp_path: Path) -> None:
     assert json.loads(data.stdout)["parts"][0]["kind"] == "constant"
     same = run_cli("--compare", "a.npz", "a.npz", cwd=tmp_path)
     assert same.returncode == 0, same.stderr
+    before = (tmp_path / "b.npz").read_bytes()
+    over = run_cli("--compare", "a.npz", "b.npz", "-o", "b.npz", cwd=tmp_path)
+    assert over.returncode == 2 and "one of the runs" in over.stderr
+    assert (tmp_path / "b.npz").read_bytes() == before
     missing = run_cli("--compare", "a.npz", "c.npz", cwd=tmp_path)
     assert missing.returncode == 2 and "no such file" in missing.stderr
 

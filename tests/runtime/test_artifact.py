@@ -508,6 +508,25 @@ def test_what_cannot_be_merged(tmp_path, what):
     assert not (tmp_path / "all.json").exists()
 
 
+@pytest.mark.parametrize("what", ["document", "link", "arrays"])
+def test_merging_never_replaces_what_it_adds_up(tmp_path, what):
+    a, b = write(tmp_path, "a.json"), write(tmp_path, "b.json", tokens=20)
+    target = a if what == "document" else sidecar_of(a)
+    if what == "link":
+        target = tmp_path / "link.json"
+        target.symlink_to(a)
+    with pytest.raises(ConfigurationError, match="part of the evidence"):
+        merge_artifacts([a, b], target)
+    assert verify_artifact(a).exact
+
+
+def test_a_merged_artifact_that_names_itself_is_refused(tmp_path):
+    merged = merge_artifacts([write(tmp_path)], tmp_path / "all.json")
+    reseal(merged, set_to("all.json", "runs", 0, "file"))
+    with pytest.raises(ArtifactError, match="is merged itself"):
+        verify_artifact(merged)
+
+
 @pytest.mark.parametrize("what", ["gone", "exchanged", "totals"])
 def test_a_merged_artifact_is_checked_against_its_runs(tmp_path, what):
     a, b = write(tmp_path, "a.json"), write(tmp_path, "b.json", tokens=20)

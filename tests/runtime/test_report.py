@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from evidence import build, write
 
-from patchkit.runtime.artifact import ArtifactError, merge_artifacts
+from patchkit.errors import ConfigurationError
+from patchkit.runtime.artifact import ArtifactError, merge_artifacts, verify_artifact
 from patchkit.runtime.report import write_report
 
 VOID = {"meta", "line", "rect", "br"}
@@ -109,6 +110,15 @@ def test_what_does_not_verify_has_no_page(tmp_path):
     with pytest.raises(ArtifactError):
         write_report(path, tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_never_replaces_what_it_shows(tmp_path):
+    path = write(tmp_path)
+    merged = merge_artifacts([path], tmp_path / "all.json")
+    for source, target in ((path, path), (merged, merged), (merged, path)):
+        with pytest.raises(ConfigurationError, match="part of the evidence"):
+            write_report(source, target)
+    assert verify_artifact(merged).exact
 
 
 def test_the_command(tmp_path):

@@ -16,7 +16,7 @@ trainer, in a replay), ``entropy`` (of the whole distribution), ``step``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import numpy as np
 
 from patchkit.errors import ConfigurationError
 
-__all__ = ["COLUMNS", "Run", "read_run"]
+__all__ = ["COLUMNS", "Run", "read_run", "refuse_to_overwrite"]
 
 COLUMNS = ("rollout", "recompute", "first_forward", "stock", "stock_rollout")
 _INTEGERS = ("sequence", "position", "token", "version", "step")
@@ -69,12 +69,10 @@ def read_run(source: str | Path) -> Run:
     Raises:
         ConfigurationError: The file is of none of the forms, or lacks a field.
     """
-    name = str(source)
-    file, _, column = name.rpartition(":") if not Path(name).exists() else (name, "", "")
-    path = Path(file or name)
+    path, column = _named(source)
     if not path.is_file():
         raise ConfigurationError(
-            f"run {name!r}: no such file; expected an artifact (*.json), *.jsonl or *.npz"
+            f"run {str(source)!r}: no such file; expected an artifact (*.json), *.jsonl or *.npz"
         )
     try:
         if path.suffix == ".json":
@@ -97,6 +95,28 @@ def read_run(source: str | Path) -> Run:
             )
         columns = {**columns, "logprob": columns[column]}
     return made(column or path.name, columns, source=str(path))
+
+
+def refuse_to_overwrite(target: Path, sources: Iterable[str | Path]) -> None:
+    """A page must not replace a run that it is made of.
+
+    Raises:
+        ConfigurationError: It would.
+    """
+    from patchkit.runtime.artifact import refuse_to_overwrite as refuse
+
+    for path in (_named(source)[0] for source in sources):
+        if path.suffix == ".json":
+            refuse(target, [path])
+        elif target.resolve() == path.resolve():
+            raise ConfigurationError(f"{target}: is one of the runs; name another file")
+
+
+def _named(source: str | Path) -> tuple[Path, str]:
+    """``FILE`` or ``FILE:COLUMN`` as a path and a column, empty where none is named."""
+    name = str(source)
+    file, _, column = name.rpartition(":") if not Path(name).exists() else (name, "", "")
+    return Path(file or name), column
 
 
 def made(name: str, columns: Mapping[str, Any], *, source: str = "") -> Run:
