@@ -23,7 +23,7 @@ def read_baseline(path: Path) -> frozenset[str]:
         raise ConfigurationError(
             f"{path}: there is no such baseline; write one with --write-baseline {path}"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} is no readable baseline: {error}") from error
     if not isinstance(data, dict) or data.get("schema") != BASELINE_SCHEMA:
         raise ConfigurationError(

@@ -81,7 +81,7 @@ def reviewed_of(adapter: Adapter) -> Reviewed:
             Symbol.parse(symbol)
             if not isinstance(digests, dict):
                 raise ValueError(f"the entry of {symbol} is no object of digests")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError(f"{source}: not a file of reviewed digests: {error}") from error
     if data.get("schema") != 1:
         raise ConfigurationError(

@@ -110,7 +110,7 @@ def _settings(options: list[str]) -> dict[str, object]:
         name, separator, value = option.partition("=")
         try:
             found[name] = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigurationError(
                 f"--setting {option!r}: expected NAME=JSON, as in tie_word_embeddings=true"
             ) from error

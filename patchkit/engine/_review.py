@@ -153,7 +153,7 @@ def load_reviewed(adapter: Adapter) -> Mapping[str, Mapping[str, Any]] | None:
     if isinstance(source, Path):
         try:
             source = json.loads(source.read_text("utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DeclarationError(
                 f"adapter {adapter.name!r}",
                 [f"its reviewed digests cannot be read: {error}; `patchkit adapt` writes them"],

@@ -87,7 +87,7 @@ def read_config(model: Path) -> dict[str, Any]:
             found=error.strerror or str(error),
             remedy="name the checkpoint's folder; nothing is downloaded",
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnknownModelError(
             str(file),
             expected="JSON",

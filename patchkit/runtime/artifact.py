@@ -338,7 +338,7 @@ def load_artifact(path: str | Path) -> dict[str, Any]:
         document = json.loads(path.read_text())
     except OSError as e:
         raise ConfigurationError(f"artifact {path}: cannot be read ({e.strerror})") from e
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ArtifactError(
             f"artifact {path} is refused",
             [_broken("document", "torn or altered: no JSON", "a whole document", str(e))],

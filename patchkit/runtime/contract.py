@@ -28,7 +28,7 @@ from patchkit.runtime.providers import (
     used_implementations,
 )
 
-__all__ = ["Contract", "ContractError", "Machine", "observe", "preflight"]
+__all__ = ["Contract", "ContractError", "Machine", "observe", "preflight", "read_model_config"]
 
 
 class ContractError(ViolationsError, ConfigurationError):
@@ -130,7 +130,7 @@ def observe(profile: Profile, model: str | Path) -> Machine:
     return Machine(
         packages={p: version(p) for p in {*profile.content.packages, "vllm"}},
         adapters=tuple(adapter_names()),
-        model_config=json.loads(config.read_text()) if config.is_file() else None,
+        model_config=read_model_config(config),
         environment=dict(os.environ),
         loaded=loaded_too_early(),
         ray_connected=bool(ray is not None and ray.is_initialized()),
@@ -140,6 +140,28 @@ def observe(profile: Profile, model: str | Path) -> Machine:
         standings=_standings((*used, *profile.content.providers.allow)),
         all2all_digest=all2all.sources_digest(profile.content.engine.all2all_backend),
     )
+
+
+def read_model_config(file: Path) -> dict[str, Any] | None:
+    """The content of a ``config.json``; None where there is none.
+
+    Raises:
+        ConfigurationError: It is damaged.
+    """
+    if not file.is_file():
+        return None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{file}: no JSON ({error}); use the config.json that transformers wrote"
+        ) from error
+    if not isinstance(found, dict):
+        raise ConfigurationError(
+            f"{file}: expected a JSON object, found {type(found).__name__}; use the config.json "
+            "that transformers wrote"
+        )
+    return found
 
 
 def _used_providers(profile: Profile) -> tuple[str, ...]:

@@ -243,7 +243,7 @@ def load_record(path: Path) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = data["admissions"]
         for entry in entries:
             entry["hardware"], entry["digest"], dict(entry["versions"])
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise ConfigurationError(
             f"{path}: not a record of admissions ({error}); write it with `patchkit admit`"
         ) from error

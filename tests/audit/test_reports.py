@@ -178,9 +178,14 @@ def test_unreadable_file_is_said(project: Path, lib: Path) -> None:
         (["--against", "nothing.whl"], "no such file"),
         (["--against", "vllm@999"], "pip download vllm==999 --no-deps"),
         (["--baseline", "nowhere.json"], "no such baseline"),
+        (["--baseline", "deep.json"], "no readable baseline"),
     ],
 )
-def test_wrong_questions(project: Path, options: list[str], words: str) -> None:
+def test_wrong_questions(
+    project: Path, options: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("deep.json").write_text("[" * 99999)
     result = CliRunner().invoke(audit_app, [str(project), "--json", *options])
     assert result.exit_code == 2
     assert words in json.loads(result.stdout)["error"]

@@ -219,6 +219,7 @@ def test_a_shared_replacement_gets_the_signature_of_the_models_method(tmp_path: 
     ("content", "named"),
     [
         ("{", "expected JSON"),
+        ("[" * 99999, "expected JSON"),
         ("[]", "a JSON object"),
         ({**QWEN2, "architectures": None}, "architectures"),
         ({**QWEN2, "architectures": ["A", "B"]}, "architectures"),

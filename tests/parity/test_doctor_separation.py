@@ -244,6 +244,9 @@ def test_runs_are_read_from_files(tmp_path: Path, form: str) -> None:
         ('{"logprob": NaN, "sequence": 0, "position": 1}', "no log-probabilities"),
         ("[1]", "line 1: expected a JSON object"),
         ("{", "cannot be read"),
+        ("[" * 99999, "cannot be read"),
+        ('{"logprob": -1, "sequence": null, "position": 1}', "no list of numbers"),
+        ('{"logprob": [[-1]], "sequence": [[0]], "position": [[1]]}', "no plain fields"),
         ('{"logprob": [-1, -2], "sequence": 0, "position": [1]}', "position has 1 entries"),
     ],
 )
@@ -251,6 +254,14 @@ def test_bad_files_are_refused_by_name(tmp_path: Path, content: str, named: str)
     path = tmp_path / "run.jsonl"
     path.write_text(content + "\n")
     with pytest.raises(ConfigurationError, match=named):
+        read_run(path)
+
+
+@pytest.mark.parametrize("content", ["", "PK broken"])
+def test_damaged_arrays_are_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "run.npz"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
         read_run(path)
 
 

@@ -422,7 +422,7 @@ def test_a_process_of_the_topology_that_did_not_attest(present, missing):
     assert [v.subject for v in found] == missing
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"kind": "x"}', "[]", '{"kind": 1}'])
+@pytest.mark.parametrize("text", ["", "{", '{"kind": "x"}', "[]", '{"kind": 1}', "[" * 99999])
 def test_what_is_no_artifact(tmp_path, text):
     path = tmp_path / "a.json"
     path.write_text(text)

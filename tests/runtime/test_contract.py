@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from profiles import machine, profile, text
 
-from patchkit.errors import Violation
+from patchkit.errors import ConfigurationError, Violation
 from patchkit.runtime.attestation import read_attestations
-from patchkit.runtime.contract import Contract, ContractError, preflight
+from patchkit.runtime.contract import Contract, ContractError, observe, preflight
 from patchkit.runtime.environment import Environment, LateEnvironmentError
 
 ROOT = Path(__file__).parents[2]
@@ -240,6 +240,13 @@ def test_children_get_it(monkeypatch):
         assert os.environ["PATCHKIT_SOME"] == "1"
     assert "PATCHKIT_SOME" not in os.environ
     assert environment.differing({"PATCHKIT_SOME": "2"}) == {"PATCHKIT_SOME": "2"}
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[]", b"[" * 99999])
+def test_a_damaged_config_json_is_named(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"config\.json: "):
+        observe(profile(), tmp_path)
 
 
 def test_validating_starts_and_imports_nothing(tmp_path):

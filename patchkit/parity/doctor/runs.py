@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -86,7 +87,7 @@ def read_run(source: str | Path) -> Run:
             raise ConfigurationError(
                 f"run {path}: expected a name that ends in .json, .jsonl or .npz"
             )
-    except (ValueError, OSError, TypeError) as error:
+    except (ValueError, OSError, TypeError, EOFError, BadZipFile, RecursionError) as error:
         raise ConfigurationError(f"run {path}: cannot be read ({error})") from error
     if column:
         if column not in columns:
@@ -136,11 +137,14 @@ def made(name: str, columns: Mapping[str, Any], *, source: str = "") -> Run:
             f"run {where}: lacks {', '.join(missing)} (it has {there}); every token "
             "needs its log-probability, its sequence's number and its position"
         )
-    kept = {key: np.asarray(named[key], np.int64) for key in _INTEGERS if key in named}
-    kept |= {key: np.asarray(named[key], np.float64) for key in _FLOATS if key in named}
-    lengths = {key: len(value) for key, value in kept.items()}
-    if len(set(lengths.values())) != 1:
-        raise ConfigurationError(f"run {where}: fields of unequal length: {lengths}")
+    try:
+        kept = {key: np.asarray(named[key], np.int64) for key in _INTEGERS if key in named}
+        kept |= {key: np.asarray(named[key], np.float64) for key in _FLOATS if key in named}
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ConfigurationError(f"run {where}: a field is no list of numbers ({error})") from error
+    lengths = {key: value.shape for key, value in kept.items()}
+    if len(set(lengths.values())) != 1 or kept["logprob"].ndim != 1:
+        raise ConfigurationError(f"run {where}: no plain fields of equal length: {lengths}")
     bad = ~np.isfinite(kept["logprob"]) | (kept["logprob"] > 1e-4)
     if bad.any():
         at = int(np.flatnonzero(bad)[0])

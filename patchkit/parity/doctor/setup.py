@@ -7,7 +7,6 @@ installed, with the profile's engine settings so that both can be compared.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from patchkit.engine import Adapter, adapter_names, find_adapter
 from patchkit.errors import ConfigurationError, PatchkitError
 from patchkit.parity import rollout_engine as engines
 from patchkit.parity.tiny_checkpoint import make_tiny_checkpoint
-from patchkit.runtime.contract import Contract, observe, preflight
+from patchkit.runtime.contract import Contract, observe, preflight, read_model_config
 from patchkit.runtime.environment import Environment
 from patchkit.runtime.profile import Profile, load_profile
 
@@ -121,8 +120,8 @@ def set_up(settings: DoctorSettings, observe_stage: Observer = lambda stage: Non
         observe_stage("make a tiny model with random weights")
         assert adapter is not None  # _refuse_unless_examinable
         _make_model(adapter, model, settings)
-    config_file = model / "config.json"
-    if not config_file.is_file():
+    config = read_model_config(model / "config.json")
+    if config is None:
         raise ConfigurationError(
             f"doctor: {model} has no config.json; --model takes the folder of a Hugging Face "
             "checkpoint"
@@ -148,7 +147,7 @@ def set_up(settings: DoctorSettings, observe_stage: Observer = lambda stage: Non
         profile=profile,
         folder=folder,
         model=model,
-        config=json.loads(config_file.read_text()),
+        config=config,
         contract=contract,
         trainer_environment={**variables, "PATCHKIT_ENABLE": ""},
     )
