@@ -10,6 +10,7 @@ from pathlib import Path
 
 from patchkit.audit._findings import A_NEW_NAME, Finding, Report, VerdictKind
 from patchkit.errors import ConfigurationError
+from patchkit.runtime.files import writing
 
 _TODO = "TODO"
 # Wrappers that get (wrapped, instance, args, kwargs), or the original before their arguments.
@@ -129,16 +130,17 @@ def write_skeleton(skeleton: Skeleton, folder: Path) -> None:
     """Write the files; nothing that exists is overwritten.
 
     Raises:
-        ConfigurationError: One of the files exists.
+        ConfigurationError: One of the files exists, or cannot be written.
     """
     taken = [str(folder / file) for file in skeleton.files if (folder / file).exists()]
     if taken:
         raise ConfigurationError(
             f"{', '.join(taken)}: nothing is overwritten; name another folder with --output"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, text in skeleton.files.items():
-        (folder / file).write_text(text, "utf-8")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in skeleton.files.items():
+            (folder / file).write_text(text, "utf-8")
 
 
 def _obstacle(finding: Finding) -> tuple[str, str] | None:

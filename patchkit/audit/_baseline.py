@@ -7,6 +7,7 @@ from pathlib import Path
 
 from patchkit.audit._findings import Report
 from patchkit.errors import ConfigurationError
+from patchkit.runtime.files import write_atomically, writing
 
 BASELINE_SCHEMA = 1
 
@@ -37,7 +38,11 @@ def read_baseline(path: Path) -> frozenset[str]:
 
 
 def write_baseline(report: Report, path: Path) -> int:
-    """Write what this report found; how many marks that are."""
+    """Write what this report found; how many marks that are.
+
+    Raises:
+        ConfigurationError: It cannot be written there.
+    """
     known = {}
     for finding in report.findings:
         for verdict in finding.verdicts:
@@ -45,5 +50,7 @@ def write_baseline(report: Report, path: Path) -> int:
                 mark = f"{finding.fingerprint}:{verdict.kind}"
                 known[mark] = f"{finding.identity} ({finding.place.file}): {verdict.kind.sentence}"
     data = {"schema": BASELINE_SCHEMA, "known": dict(sorted(known.items(), key=lambda i: i[1]))}
-    path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+    with writing(path):
+        write_atomically(path, text.encode())
     return len(known)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from patchkit.errors import ConfigurationError, PatchkitError
+from patchkit.runtime.files import write_atomically, writing
 
 if TYPE_CHECKING:
     from patchkit.engine import Adapter
@@ -200,13 +200,8 @@ def _record(adapter: Adapter, result: dict[str, Any]) -> Path:
         for symbol, digests in sorted(data["symbols"].items())
     }
     text = json.dumps({"schema": 1, "symbols": symbols}, indent=1) + "\n"
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+    with writing(path):
+        return write_atomically(path, text.encode())
 
 
 def _propose(adapter: Adapter, moves: list[dict[str, Any]]) -> list[Path]:
@@ -221,8 +216,8 @@ def _propose(adapter: Adapter, moves: list[dict[str, Any]]) -> list[Path]:
         )
     text = proposal(files, moves)
     target = files[0].parent / "moves.patch"
-    target.write_text(text, encoding="utf-8")
-    return [target]
+    with writing(target):
+        return [write_atomically(target, text.encode())]
 
 
 def _show(result: dict[str, Any]) -> None:

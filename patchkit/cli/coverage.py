@@ -43,16 +43,18 @@ def coverage(
     that was checked is not current.
     """
     try:
+        from patchkit.cli._marked import is_current, write_between
         from patchkit.engine import find_adapter
         from patchkit.runtime.coverage import declared
 
         found = find_adapter(adapter)
         chosen = found.profile(profile)
         modules = [m for side in ("rollout", "trainer") for m in declared(found, side, chosen)]
+        begin, end = _BEGIN.format(name=adapter), _END.format(name=adapter)
         text = table(modules)
         if write is not None:
-            write.write_text(_placed(write, adapter, text), encoding="utf-8")
-        if check is not None and _placed(check, adapter, text) != check.read_text("utf-8"):
+            write_between(write, begin, end, f"\n{text}\n")
+        if check is not None and not is_current(check, begin, end, f"\n{text}\n"):
             print(
                 f"{check}: the coverage table is not current; `patchkit coverage {adapter} "
                 f"--write {check}` writes it",
@@ -105,21 +107,6 @@ def _as_dict(module: Submodule) -> dict[str, object]:
         "inside": list(module.inside),
         "note": module.note,
     }
-
-
-def _placed(file: Path, adapter: str, text: str) -> str:
-    """The file's content with the table between its markers.
-
-    Raises:
-        ConfigurationError: The file has no such markers.
-    """
-    begin, end = _BEGIN.format(name=adapter), _END.format(name=adapter)
-    content = file.read_text(encoding="utf-8")
-    head, found, rest = content.partition(begin)
-    _, closed, tail = rest.partition(end)
-    if not (found and closed):
-        raise ConfigurationError(f"{file}: expected the lines {begin!r} and {end!r}")
-    return f"{head}{begin}\n{text}\n{end}{tail}"
 
 
 def _print(adapter: str, profile: str, modules: Iterable[Submodule]) -> None:

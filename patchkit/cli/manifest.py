@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from patchkit.errors import ConfigurationError, PatchkitError
+from patchkit.runtime.files import writing
 
 if TYPE_CHECKING:
     from patchkit.symbols import Manifest
@@ -67,7 +68,8 @@ def build(
                 names, depends = _wanted(package, symbol or [], adapter or [])
                 made = build_manifest(opened, names, depends_on=depends, progress=bar)
         target = output or Path("manifests") / package / f"{made.version}.json"
-        made.dump(target)
+        with writing(target):
+            made.dump(target)
     except PatchkitError as error:
         _refuse(error, as_json)
     _report([(made, target)], as_json)
@@ -244,7 +246,8 @@ def _refresh(  # type: ignore[no-untyped-def]
         )
         earlier = made.version
         target = output / package / f"{made.version}.json"
-        made.dump(target)
+        with writing(target):
+            made.dump(target)
         yield made, target
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchkit.errors import ConfigurationError, PatchkitError
+from patchkit.errors import PatchkitError
 
 if TYPE_CHECKING:
     from patchkit.cli._readiness import Readiness
@@ -50,15 +50,20 @@ def matrix(
     Exit 0: some version of every package is ready. Exit 1: of some package none is.
     """
     try:
+        from patchkit.cli._marked import is_current, write_between
         from patchkit.cli._readiness import readiness
         from patchkit.cli._requirements import accepted
 
         rows = readiness(adapter, package or [], profile, accepted(accept or []))
+        begin, end = _BEGIN.format(name=adapter), _END.format(name=adapter)
         text = summary(adapter, rows)
         if write is not None:
-            write.write_text(_placed(write, adapter, text), encoding="utf-8")
-        if check is not None and _placed(check, adapter, text) != check.read_text("utf-8"):
-            print(f"{check}: not current; run `patchkit matrix {adapter} --write {check}`")
+            write_between(write, begin, end, text)
+        if check is not None and not is_current(check, begin, end, text):
+            print(
+                f"{check}: not current; run `patchkit matrix {adapter} --write {check}`",
+                file=sys.stderr,
+            )
             raise typer.Exit(1)
     except PatchkitError as error:
         if as_json:
@@ -71,7 +76,7 @@ def matrix(
             json.dumps({"schema": 1, "adapter": adapter, "versions": [r.as_dict() for r in rows]})
         )
     elif markdown:
-        print(text)
+        print(f"{begin}{text}{end}")
     elif write is None and check is None:
         _show(rows, reasons)
     ready = {r.package for r in rows if r.state.value == "ready"}
@@ -79,9 +84,8 @@ def matrix(
 
 
 def summary(adapter: str, rows: list[Readiness]) -> str:
-    """The table that stands in a README."""
-    lines = [_BEGIN.format(name=adapter), ""]
-    lines += ["| package | ready | review | broken |", "| --- | --- | --- | --- |"]
+    """The table that stands in a README, between its markers."""
+    lines = ["", "", "| package | ready | review | broken |", "| --- | --- | --- | --- |"]
     for package in dict.fromkeys(r.package for r in rows):
         cells = []
         for state in ("ready", "review", "broken"):
@@ -97,23 +101,9 @@ def summary(adapter: str, rows: list[Readiness]) -> str:
         f"Static review of `{adapter}` against stored manifests; "
         f"`patchkit matrix {adapter} --reasons` says why.",
         "",
-        _END.format(name=adapter),
+        "",
     ]
     return "\n".join(lines)
-
-
-def _placed(file: Path, adapter: str, text: str) -> str:
-    """The file's text with the summary between its markers."""
-    try:
-        content = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{file}: {error.strerror}") from error
-    begin, end = _BEGIN.format(name=adapter), _END.format(name=adapter)
-    head, found, rest = content.partition(begin)
-    _, closed, tail = rest.partition(end)
-    if not found or not closed:
-        raise ConfigurationError(f"{file}: put these two lines where the table goes: {begin} {end}")
-    return head + text + tail
 
 
 def _show(rows: list[Readiness], reasons: bool) -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.engine import Adapter, find_adapter
-from patchkit.errors import ConfigurationError
 from patchkit.kit._result import StageResult
 from patchkit.kit._stages import STAGES, SuiteSettings
 from patchkit.runtime.canonical import canonical_json, digest_of
-from patchkit.runtime.files import write_atomically
+from patchkit.runtime.files import write_atomically, writing
 from patchkit.symbols import Symbol, find_facts, installed_version
 
 SCHEMA = 1
@@ -49,13 +48,8 @@ def write_certificate(path: Path, content: dict[str, Any]) -> Path:
     Raises:
         ConfigurationError: The folder cannot be written to.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
         return write_atomically(path, canonical_json(content) + b"\n")
-    except OSError as error:
-        raise ConfigurationError(
-            f"{path}: the certificate cannot be written ({error.strerror}); name another file"
-        ) from error
 
 
 def processor() -> str:

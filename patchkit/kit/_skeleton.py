@@ -24,6 +24,7 @@ from patchkit.errors import PatchkitError, Violation
 from patchkit.kit._known import maker_of
 from patchkit.kit._look import Look, only_settings
 from patchkit.kit.errors import SkeletonRefusedError
+from patchkit.runtime.files import writing
 from patchkit.symbols import installed_version, stored_manifest
 from patchkit.symbols.drift import InstalledSource, build_manifest
 
@@ -83,7 +84,7 @@ def _against(name: str, into: Path) -> Iterator[Violation]:
             "no folder" if not into.is_dir() else "a folder without permission to write",
             "create it, or name another with --into",
         )
-    elif (into / name).exists():
+    elif os.path.lexists(into / name):
         yield _wrong(
             str(into / name),
             "exists already",
@@ -108,7 +109,8 @@ def write_skeleton(name: str, look: Look, into: Path) -> Path:
         SkeletonRefusedError: See :func:`check_place`.
     """
     check_place(name, into)
-    folder = Path(tempfile.mkdtemp(prefix=".patchkit-", dir=into))
+    with writing(into):
+        folder = Path(tempfile.mkdtemp(prefix=".patchkit-", dir=into))
     try:
         draft = folder / name
         for file, text in _files(name, look).items():

@@ -26,7 +26,7 @@ from patchkit.engine import resolve_reference
 from patchkit.errors import ConfigurationError, Violation, ViolationsError
 from patchkit.parity.conformance import Report, RowOperator, examine
 from patchkit.runtime.canonical import canonical_json
-from patchkit.runtime.files import write_atomically
+from patchkit.runtime.files import write_atomically, writing
 from patchkit.runtime.providers import (
     SCHEMA,
     Implementation,
@@ -162,7 +162,8 @@ def write_admission(module: str, admission: Mapping[str, Any]) -> Path:
         "admissions": sorted([*kept, admission], key=canonical_json),
     }
     text = json.dumps(content, indent=1, sort_keys=True) + "\n"
-    return write_atomically(implementation.record, text.encode())
+    with writing(implementation.record):
+        return write_atomically(implementation.record, text.encode())
 
 
 # -- trials ----------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from patchkit.parity import rollout_engine as engines
 from patchkit.parity.tiny_checkpoint import make_tiny_checkpoint
 from patchkit.runtime.contract import Contract, observe, preflight
 from patchkit.runtime.environment import Environment
+from patchkit.runtime.files import writing
 from patchkit.runtime.profile import Profile, load_profile
 
 Observer = Callable[[str], None]
@@ -142,11 +143,13 @@ def demo_profile(settings: DemoSettings, adapter: Adapter) -> Profile:
 def new_run_folder(parent: Path) -> Path:
     """A folder for one run, named by the time; never one that exists."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    for suffix in ("", *(f"-{i}" for i in range(1, 100))):
-        folder = parent / f"{stamp}{suffix}"
-        try:
-            os.makedirs(folder)
-        except FileExistsError:
-            continue
-        return folder
+    with writing(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        for suffix in ("", *(f"-{i}" for i in range(1, 100))):
+            folder = parent / f"{stamp}{suffix}"
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            return folder
     raise PatchkitError(f"{parent}: a hundred runs within one second")

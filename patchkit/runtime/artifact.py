@@ -19,7 +19,7 @@ from patchkit.runtime.all2all import DEFAULT as DEFAULT_ALL2ALL
 from patchkit.runtime.attestation import Attestation
 from patchkit.runtime.attested import check_attested
 from patchkit.runtime.canonical import canonical_json, digest_of
-from patchkit.runtime.files import write_atomically
+from patchkit.runtime.files import write_atomically, writing
 from patchkit.runtime.provenance import provenance
 from patchkit.runtime.sidecar import SidecarError, floats, integers, read_sidecar, write_sidecar
 from patchkit.runtime.sync import SyncRecord
@@ -618,7 +618,7 @@ def merge_artifacts(paths: Sequence[str | Path], target: str | Path) -> Path:
 
     Raises:
         ArtifactError: If a run does not verify, or belongs to another contract.
-        ConfigurationError: If ``target`` is one of the runs, or its arrays.
+        ConfigurationError: If ``target`` is one of the runs, or its arrays, or cannot be written.
     """
     target = Path(target)
     if len({Path(p).resolve() for p in paths}) < len(paths) or not paths:
@@ -649,22 +649,21 @@ def merge_artifacts(paths: Sequence[str | Path], target: str | Path) -> Path:
     if violations:
         raise ArtifactError(f"{len(contracts)} contracts cannot be merged", violations)
     totals, unreviewed = _sum_up(documents)
-    _write(
-        target,
-        {
-            "kind": MERGED,
-            "schema": SCHEMA,
-            "verdict": _verdict(totals, documents),
-            "unreviewed": unreviewed,
-            "contract": documents[0]["contract"],
-            "phases": {p: {"totals": totals[p]} for p in PHASES},
-            "runs": [
-                {"file": str(_relative(Path(p), target.parent)), **_told(d)}
-                for p, d in zip(paths, documents, strict=True)
-            ],
-            "provenance": provenance(),
-        },
-    )
+    merged = {
+        "kind": MERGED,
+        "schema": SCHEMA,
+        "verdict": _verdict(totals, documents),
+        "unreviewed": unreviewed,
+        "contract": documents[0]["contract"],
+        "phases": {p: {"totals": totals[p]} for p in PHASES},
+        "runs": [
+            {"file": str(_relative(Path(p), target.parent)), **_told(d)}
+            for p, d in zip(paths, documents, strict=True)
+        ],
+        "provenance": provenance(),
+    }
+    with writing(target):
+        _write(target, merged)
     return target
 
 

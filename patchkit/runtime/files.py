@@ -3,30 +3,53 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["sync_folder", "write_atomically"]
+from patchkit.errors import ConfigurationError
+
+__all__ = ["sync_folder", "write_atomically", "writing"]
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Write to a place that somebody named.
+
+    Raises:
+        ConfigurationError: Nothing can be written there.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path}: cannot be written ({error.strerror or error}); name another place"
+        ) from error
 
 
 def write_atomically(path: str | Path, data: bytes) -> Path:
     """Write ``data`` to ``path``: temporary file, fsync, rename, fsync of the folder.
 
     Whoever dies in between leaves the old file, or none, and at most a temporary
-    file beside it whose name starts with a dot.
+    file beside it whose name starts with a dot. A link stays a link, to the new content.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        path.write_bytes(data)  # a pipe or a device, which a file must not replace
+        return path
+    place = Path(os.path.realpath(path))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    temporary = place.parent / f".{place.name}.{os.getpid()}.tmp"
     try:
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, place)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync_folder(place.parent)
     return path
 
 

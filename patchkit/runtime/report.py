@@ -21,7 +21,7 @@ from patchkit.runtime.artifact import (
     verify_artifact,
 )
 from patchkit.runtime.curves import render_curves
-from patchkit.runtime.files import write_atomically
+from patchkit.runtime.files import write_atomically, writing
 from patchkit.runtime.sidecar import read_sidecar
 
 __all__ = ["render_report", "write_report"]
@@ -68,7 +68,9 @@ def write_report(artifact: str | Path, target: str | Path) -> Verified:
     path = Path(artifact)
     found = verify_artifact(path)
     refuse_to_overwrite(target, [path])
-    write_atomically(target, render_report(path, found).encode())
+    page = render_report(path, found).encode()
+    with writing(target):
+        write_atomically(target, page)
     return found
 
 

@@ -29,6 +29,7 @@ from patchkit.runtime.artifact import (
 )
 from patchkit.runtime.attested import check_attested
 from patchkit.runtime.canonical import canonical_json, digest_of
+from patchkit.runtime.files import write_atomically
 from patchkit.runtime.sidecar import SidecarError, read_sidecar, write_sidecar
 
 
@@ -518,6 +519,19 @@ def test_merging_never_replaces_what_it_adds_up(tmp_path, what):
     with pytest.raises(ConfigurationError, match="part of the evidence"):
         merge_artifacts([a, b], target)
     assert verify_artifact(a).exact
+
+
+def test_merging_into_a_folder_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        merge_artifacts([write(tmp_path)], tmp_path)
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path):
+    read, written = os.pipe()
+    assert write_atomically(f"/proc/self/fd/{written}", b"x").is_fifo()
+    assert os.read(read, 9) == b"x"
+    for end in (read, written):
+        os.close(end)
 
 
 def test_a_merged_artifact_that_names_itself_is_refused(tmp_path):

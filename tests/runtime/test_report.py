@@ -121,6 +121,11 @@ def test_a_page_never_replaces_what_it_shows(tmp_path):
     assert verify_artifact(merged).exact
 
 
+def test_a_place_that_cannot_be_written(tmp_path):
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        write_report(write(tmp_path), tmp_path)
+
+
 def test_the_command(tmp_path):
     path = write(tmp_path)
     done = subprocess.run(

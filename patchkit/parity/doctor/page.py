@@ -11,7 +11,7 @@ from patchkit.parity.doctor.diagnosis import Diagnosis, place
 from patchkit.parity.doctor.layout import label
 from patchkit.parity.doctor.markup import document, facts, symbol, table, text
 from patchkit.parity.doctor.recording import AFTER, BEFORE
-from patchkit.runtime.files import write_atomically
+from patchkit.runtime.files import write_atomically, writing
 
 __all__ = ["grid_columns", "render_diagnosis", "write_page"]
 
@@ -83,7 +83,9 @@ _BUCKETS = ((1.0, "d1", "up to 1 ulp"), (8.0, "d2", "up to 8"), (64.0, "d3", "up
 
 def write_page(diagnosis: Diagnosis, target: str | Path) -> Path:
     """Write the page atomically."""
-    return write_atomically(target, render_diagnosis(diagnosis).encode())
+    page = render_diagnosis(diagnosis).encode()
+    with writing(target):
+        return write_atomically(target, page)
 
 
 def render_diagnosis(diagnosis: Diagnosis) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from patchkit.parity.doctor.markup import document, figure, table, text
 from patchkit.parity.doctor.separation import Group, Separation
-from patchkit.runtime.files import write_atomically
+from patchkit.runtime.files import write_atomically, writing
 
 __all__ = ["render_separation", "write_page"]
 
@@ -52,7 +52,9 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 460, 230, 62, 34, 14
 
 def write_page(separation: Separation, target: str | Path) -> Path:
     """Write the page atomically."""
-    return write_atomically(target, render_separation(separation).encode())
+    page = render_separation(separation).encode()
+    with writing(target):
+        return write_atomically(target, page)
 
 
 def render_separation(separation: Separation) -> str:

@@ -1,0 +1,71 @@
+"""Places that cannot be written or read: one sentence that names them, and exit code 2."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+WRITES = {
+    "audit": ["project.py", "--write-baseline"],
+    "adopt": ["project.py", "--output"],
+    "manifest": ["build", "packaging", "installed", "-s", "packaging.version:Version", "--output"],
+    "matrix": ["qwen3_moe", "--write"],
+    "coverage": ["qwen3_moe", "--write"],
+    "demo": ["--runs"],
+    "doctor": ["--runs"],
+}
+
+
+def patchkit(command: str, *arguments: str) -> Result:
+    module = command.replace("-", "_")
+    return CliRunner().invoke(import_module(f"patchkit.cli.{module}").app, list(arguments))
+
+
+@pytest.fixture(autouse=True)
+def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("project.py").write_text("import json\n")
+    Path("file").write_text("")
+    Path("latin").write_bytes(b"\xff")
+    Path("folder").mkdir()
+
+
+@pytest.mark.parametrize("command", WRITES)
+def test_a_place_that_cannot_be_written_is_named(command: str) -> None:
+    before = sorted(Path().rglob("*"))
+    done = patchkit(command, *WRITES[command], "file/below")
+    assert done.exit_code == 2, done.exception
+    assert "file/below: cannot be" in done.stderr
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["matrix", "coverage"])
+@pytest.mark.parametrize("option", ["--write", "--check"])
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("nowhere", "cannot be read"),
+        ("folder", "cannot be read"),
+        ("latin", "no UTF-8"),
+        ("file", "put these two lines"),
+    ],
+)
+def test_a_file_without_a_place_for_the_table(
+    command: str, option: str, file: str, words: str
+) -> None:
+    done = patchkit(command, "qwen3_moe", option, file)
+    assert done.exit_code == 2, done.exception
+    assert f"{file}: " in done.stderr and words in done.stderr
+
+
+def test_writing_a_table_keeps_a_link() -> None:
+    begin, end = (f"<!-- patchkit matrix qwen3_moe: {s} -->" for s in ("begin (generated)", "end"))
+    Path("file").write_text(f"head\n{begin}\n{end}\ntail\n")
+    Path("link").symlink_to("file")
+    assert patchkit("matrix", "qwen3_moe", "--write", "link").exit_code == 0
+    assert Path("link").is_symlink()
+    assert "| vllm |" in Path("file").read_text()
+    assert patchkit("matrix", "qwen3_moe", "--check", "file").exit_code == 0
