@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib import import_module
 from pathlib import Path
 
@@ -17,6 +18,9 @@ WRITES = {
     "demo": ["--runs"],
     "doctor": ["--runs"],
 }
+
+
+MARKS = ("begin (generated)", "end")
 
 
 def patchkit(command: str, *arguments: str) -> Result:
@@ -61,8 +65,42 @@ def test_a_file_without_a_place_for_the_table(
     assert f"{file}: " in done.stderr and words in done.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["adapt", "nosuch"],
+        ["adopt", "nosuch"],
+        ["audit", "nosuch"],
+        ["check", "nosuch"],
+        ["conformance", "nosuch"],
+        ["coverage", "nosuch"],
+        ["demo", "--adapter", "nosuch"],
+        ["diff", "nosuch", "nosuch", "--all"],
+        ["doctor", "--adapter", "nosuch"],
+        ["doctor", "--compare", "nosuch", "nosuch"],
+        ["manifest", "build", "nosuch", "installed"],
+        ["matrix", "nosuch"],
+        ["new-adapter", "name", "--model", "nosuch"],
+        ["report", "nosuch"],
+    ],
+)
+def test_whoever_asked_for_json_gets_it_of_a_refusal_too(arguments: list[str]) -> None:
+    done = patchkit(*arguments, "--json")
+    assert done.exit_code == 2, done.exception
+    assert "nosuch" in json.loads(done.stdout)["error"]
+
+
+@pytest.mark.parametrize("command", ["matrix", "coverage"])
+def test_whoever_asked_for_json_gets_it_of_a_table_that_is_not_current(command: str) -> None:
+    begin, end = (f"<!-- patchkit {command} qwen3_moe: {s} -->" for s in MARKS)
+    Path("file").write_text(f"{begin}\n{end}\n")
+    done = patchkit(command, "qwen3_moe", "--check", "file", "--json")
+    assert done.exit_code == 1, done.exception
+    assert "not current" in json.loads(done.stdout)["error"]
+
+
 def test_writing_a_table_keeps_a_link() -> None:
-    begin, end = (f"<!-- patchkit matrix qwen3_moe: {s} -->" for s in ("begin (generated)", "end"))
+    begin, end = (f"<!-- patchkit matrix qwen3_moe: {s} -->" for s in MARKS)
     Path("file").write_text(f"head\n{begin}\n{end}\ntail\n")
     Path("link").symlink_to("file")
     assert patchkit("matrix", "qwen3_moe", "--write", "link").exit_code == 0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from patchkit.cli._refusal import refuse
 from patchkit.errors import ConfigurationError, PatchkitError
 from patchkit.runtime.files import write_atomically, writing
 
@@ -50,11 +50,7 @@ def adapt(
     try:
         result = _adapt(adapter, against or [], since or [], set(symbol or []), yes)
     except PatchkitError as error:
-        if as_json:
-            print(json.dumps({"error": str(error)}))
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        refuse(error, as_json)
     if as_json:
         print(json.dumps(result))
     else:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from patchkit.cli._refusal import refuse
 from patchkit.errors import ConfigurationError, PatchkitError
 
 app = typer.Typer(add_completion=False)
@@ -45,11 +46,7 @@ def admit(
         )
         file = write_admission(module, admission) if write else None
     except PatchkitError as error:
-        if as_json:
-            print(json.dumps({"error": str(error)}))
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2 if isinstance(error, ConfigurationError) else 1) from None
+        refuse(error, as_json, code=2 if isinstance(error, ConfigurationError) else 1)
     if as_json:
         print(json.dumps({**admission, "written": str(file) if file else None}))
         return

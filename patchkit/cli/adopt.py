@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from patchkit.cli._refusal import refuse
 from patchkit.errors import PatchkitError
 
 if TYPE_CHECKING:
@@ -54,11 +55,7 @@ def adopt(
         if output is not None:
             write_skeleton(skeleton, output)
     except PatchkitError as error:
-        if as_json:
-            print(json.dumps({"error": str(error)}))
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        refuse(error, as_json)
     if as_json:
         print(json.dumps(_as_dict(skeleton, output), indent=1))
     else:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from patchkit.cli._refusal import refuse
 from patchkit.errors import PatchkitError
 
 if TYPE_CHECKING:
@@ -91,11 +92,7 @@ def audit(
             count = write(report, write_baseline)
             print(f"{write_baseline}: {count} known findings", file=sys.stderr)
     except PatchkitError as error:
-        if output is Format.json:
-            print(json.dumps({"error": str(error)}))
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        refuse(error, output is Format.json)
     _print(report, output, diffs)
     raise typer.Exit(1 if report.new and write_baseline is None else 0)
 

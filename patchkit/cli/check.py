@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from patchkit.cli._refusal import refuse
 from patchkit.errors import PatchkitError
 
 if TYPE_CHECKING:
@@ -43,11 +44,7 @@ def check(
     try:
         plans, unimportable = _plans(adapter, side, profile, accept or [], static)
     except PatchkitError as error:
-        if as_json:
-            print(json.dumps({"error": str(error)}))
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        refuse(error, as_json)
     clean = not any(plan.violations for plan in plans)
     if as_json:
         told = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from patchkit.cli._refusal import refuse
 from patchkit.errors import PatchkitError
 
 if TYPE_CHECKING:
@@ -65,11 +65,7 @@ def conformance(
         if certificate is not None:
             write_certificate(certificate, content)
     except PatchkitError as error:
-        if as_json:
-            print(json.dumps({"error": str(error)}))
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        refuse(error, as_json)
     if as_json:
         print(json.dumps(content))
     else:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchkit.errors import ConfigurationError, PatchkitError
+from patchkit.cli._refusal import refuse
+from patchkit.errors import PatchkitError
 
 if TYPE_CHECKING:
     from patchkit.engine import Submodule
@@ -55,18 +56,10 @@ def coverage(
         if write is not None:
             write_between(write, begin, end, f"\n{text}\n")
         if check is not None and not is_current(check, begin, end, f"\n{text}\n"):
-            print(
-                f"{check}: the coverage table is not current; `patchkit coverage {adapter} "
-                f"--write {check}` writes it",
-                file=sys.stderr,
-            )
-            raise typer.Exit(1)
-    except ConfigurationError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
+            told = f"{check}: not current; run `patchkit coverage {adapter} --write {check}`"
+            refuse(told, as_json, code=1)
     except PatchkitError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from error
+        refuse(error, as_json)
     if as_json:
         print(json.dumps([_as_dict(module) for module in modules], indent=1))
     elif markdown:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from patchkit.cli._refusal import refuse
 from patchkit.errors import ConfigurationError, PatchkitError
 
 if TYPE_CHECKING:
@@ -85,12 +86,9 @@ def demo(
         from patchkit.parity.demo import run_demo
 
         result = run_demo(setup, observe)
-    except ConfigurationError as error:
-        print(f"patchkit demo: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
     except PatchkitError as error:
-        print(f"patchkit demo: {error}", file=sys.stderr)
-        raise typer.Exit(1) from error
+        code = 2 if isinstance(error, ConfigurationError) else 1
+        refuse(error, as_json, code=code, name="patchkit demo")
     total = time.monotonic() - started
     if as_json:
         import orjson

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from patchkit.cli._refusal import refuse
 from patchkit.errors import ConfigurationError, PatchkitError
 
 if TYPE_CHECKING:
@@ -72,11 +73,7 @@ def diff(
             output, show_unchanged, started,
         )  # fmt: skip
     except PatchkitError as error:
-        if output is Format.json:
-            print(json.dumps({"error": str(error)}))
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        refuse(error, output is Format.json)
     raise typer.Exit(code)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from patchkit.cli._refusal import refuse
 from patchkit.errors import PatchkitError
 
 if TYPE_CHECKING:
@@ -97,21 +98,19 @@ def doctor(
                 as_json,
             )
     except PatchkitError as error:
-        print(f"patchkit doctor: {str(error).removeprefix('doctor: ')}", file=sys.stderr)
-        raise typer.Exit(2) from error
+        refuse(str(error).removeprefix("doctor: "), as_json, name="patchkit doctor")
     except ImportError as error:
         needed = "numpy" if compare is not None else "vLLM, torch and transformers"
-        print(
-            f"patchkit doctor: {error}; this needs {needed}: install patchkit's extras "
-            "rollout-cpu (or rollout-cuda) and trainer",
-            file=sys.stderr,
+        refuse(
+            f"{error}; this needs {needed}: install patchkit's extras rollout-cpu "
+            "(or rollout-cuda) and trainer",
+            as_json,
+            name="patchkit doctor",
         )
-        raise typer.Exit(2) from error
     except Exception as error:
         # An engine that does not start is no difference between two that do.
         traceback.print_exc()
-        print(f"patchkit doctor: could not examine the pair: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
+        refuse(f"could not examine the pair: {error}", as_json, name="patchkit doctor")
     raise typer.Exit(0 if equal else 1)
 
 

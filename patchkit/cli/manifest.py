@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from patchkit.cli._refusal import refuse
 from patchkit.errors import ConfigurationError, PatchkitError
 from patchkit.runtime.files import writing
 
@@ -71,7 +72,7 @@ def build(
         with writing(target):
             made.dump(target)
     except PatchkitError as error:
-        _refuse(error, as_json)
+        refuse(error, as_json)
     _report([(made, target)], as_json)
     raise typer.Exit(1 if made.unreadable else 0)
 
@@ -102,7 +103,7 @@ def refresh(
             with _bar(as_json) as bar:
                 made += _refresh(name, groups[name], output, bar)
     except PatchkitError as error:
-        _refuse(error, as_json)
+        refuse(error, as_json)
     _report(made, as_json)
 
 
@@ -266,14 +267,6 @@ def _bar(quiet: bool):  # type: ignore[no-untyped-def]
         yield bar
     finally:
         bar.close()
-
-
-def _refuse(error: PatchkitError, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"error": str(error)}))
-    else:
-        print(f"error: {error}", file=sys.stderr)
-    raise typer.Exit(2) from None
 
 
 def _report(made: list[tuple[Manifest, Path]], as_json: bool) -> None:

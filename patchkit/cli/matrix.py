@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from patchkit.cli._refusal import refuse
 from patchkit.errors import PatchkitError
 
 if TYPE_CHECKING:
@@ -60,17 +60,10 @@ def matrix(
         if write is not None:
             write_between(write, begin, end, text)
         if check is not None and not is_current(check, begin, end, text):
-            print(
-                f"{check}: not current; run `patchkit matrix {adapter} --write {check}`",
-                file=sys.stderr,
-            )
-            raise typer.Exit(1)
+            told = f"{check}: not current; run `patchkit matrix {adapter} --write {check}`"
+            refuse(told, as_json, code=1)
     except PatchkitError as error:
-        if as_json:
-            print(json.dumps({"error": str(error)}))
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        refuse(error, as_json)
     if as_json:
         print(
             json.dumps({"schema": 1, "adapter": adapter, "versions": [r.as_dict() for r in rows]})

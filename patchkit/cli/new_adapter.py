@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from patchkit.cli._refusal import refuse
 from patchkit.errors import PatchkitError
 
 if TYPE_CHECKING:
@@ -46,11 +46,7 @@ def new_adapter(
             print("writing; manifests read all of the libraries, which takes a while …", flush=True)
         folder = None if look_only else write_skeleton(name, look, into)
     except PatchkitError as error:
-        if as_json:
-            print(json.dumps({"error": str(error)}))
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        refuse(error, as_json)
     if as_json:
         print(
             json.dumps(

@@ -1,0 +1,27 @@
+"""How a command says that it cannot: a sentence on stderr, or a JSON object on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import NoReturn
+
+import typer
+
+
+def refuse(
+    error: BaseException | str, as_json: bool, *, code: int = 2, name: str = "error"
+) -> NoReturn:
+    """End the command.
+
+    Args:
+        error: What is wrong.
+        as_json: Whether ``--json`` was asked for; whoever parses the answer gets one.
+        code: The exit code.
+        name: What stands before the sentence.
+    """
+    if as_json:
+        print(json.dumps({"error": str(error)}))
+    else:
+        print(f"{name}: {error}", file=sys.stderr)
+    raise typer.Exit(code)
