@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from patchkit.cli import main
+
 WRITES = {
     "audit": ["project.py", "--write-baseline"],
     "adopt": ["project.py", "--output"],
@@ -35,6 +37,17 @@ def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("file").write_text("")
     Path("latin").write_bytes(b"\xff")
     Path("folder").mkdir()
+
+
+def test_an_unknown_command_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["patchkit", "dif", "a", "b"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    told = capsys.readouterr()
+    assert stopped.value.code == 2 and not told.out
+    assert "no command 'dif'; did you mean 'diff'?" in told.err
 
 
 @pytest.mark.parametrize("command", WRITES)

@@ -7,6 +7,7 @@ when it is called: ``patchkit diff`` must answer in a fraction of a second.
 from __future__ import annotations
 
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 
 # command -> (module in patchkit.cli, one-line help). The module has an `app`,
@@ -38,7 +39,12 @@ def main() -> None:
             args=args[1:], prog_name=f"patchkit {args[0]}"
         )
         return
+    if args and args[0] not in ("-h", "--help"):
+        close = get_close_matches(args[0], COMMANDS, n=1)
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        print(f"error: there is no command {args[0]!r}{meant}", file=sys.stderr)
+        print("`patchkit --help` lists the commands", file=sys.stderr)
+        sys.exit(2)
     print("usage: patchkit COMMAND [OPTIONS]\n")
     for name, (_, text) in COMMANDS.items():
         print(f"  {name:<14} {text}")
-    sys.exit(0 if not args or args[0] in ("-h", "--help") else 2)
