@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import stat
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -106,9 +107,9 @@ class Project:
     _packages: dict[Path, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.root = self.root.resolve()
-        if not self.root.exists():
+        if not (self.root.is_dir() or self.root.is_file()):
             raise ConfigurationError(f"{self.root}: there is no such file or folder to audit")
+        self.root = self.root.resolve()
         self.base = self.root if self.root.is_dir() else self.root.parent
         for path in sorted(self._paths()):
             relative = path.relative_to(self.base).as_posix()
@@ -229,7 +230,11 @@ class Project:
     def _text(self, file: SourceFile) -> bool:
         if file.data is None:
             try:
-                if file.path.stat().st_size > MAX_FILE_BYTES:
+                status = file.path.stat()
+                if not stat.S_ISREG(status.st_mode):  # reading a pipe would never end
+                    self.unreadable.append(Unreadable(file.relative, "it is no regular file"))
+                    file.data = b""
+                elif status.st_size > MAX_FILE_BYTES:
                     self.unreadable.append(Unreadable(file.relative, "it is too large"))
                     file.data = b""
                 else:

@@ -69,7 +69,12 @@ class Statements:
     def body(self, body: list[ast.stmt], frame: Frame) -> None:
         before = frame.guards
         for statement in body:
-            self._statement(statement, frame)
+            try:
+                self._statement(statement, frame)
+            except RecursionError:  # tables and chains that a program wrote
+                self._interpreter.writes.blind(
+                    "deep code", frame, statement, "it nests too deeply to be followed"
+                )
         frame.guards = before
 
     def _statement(self, node: ast.stmt, frame: Frame) -> None:

@@ -472,7 +472,12 @@ def _vague(value: Value) -> bool:
 def _look_at(data: bytes) -> FileLook | tuple[str, int]:
     """A look at one file, or why there is none."""
     tree = parse_text(data)
-    return look_at_file(tree, data) if isinstance(tree, ast.Module) else tree
+    if not isinstance(tree, ast.Module):
+        return tree
+    try:
+        return look_at_file(tree, data)
+    except RecursionError:
+        return "it nests too deeply to be followed", 0
 
 
 def _look_at_many(paths: list[str]) -> list[FileLook | tuple[str, int]]:

@@ -301,7 +301,7 @@ class Cond:
     @property
     def text(self) -> str:
         """The condition in words; written out only when somebody asks."""
-        return self.syntax if isinstance(self.syntax, str) else ast.unparse(self.syntax)
+        return _written(self.syntax)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,8 +339,15 @@ class Guard:
     @property
     def text(self) -> str:
         """The test in words; written out only when somebody asks."""
-        text = self.test if isinstance(self.test, str) else ast.unparse(self.test)
+        text = _written(self.test)
         return f"not ({text})" if self.negated else text
+
+
+def _written(code: ast.AST | str) -> str:
+    try:
+        return code if isinstance(code, str) else ast.unparse(code)
+    except RecursionError:
+        return "a condition that nests too deeply to be written out"
 
 
 Value: TypeAlias = (

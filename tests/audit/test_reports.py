@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -171,6 +172,26 @@ def test_unreadable_file_is_said(project: Path, lib: Path) -> None:
     assert "no Python" in data["unreadable"]["broken.py"]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_a_pipe_among_the_files_is_not_waited_for(project: Path, lib: Path) -> None:
+    os.mkfifo(project / "pipe.py")
+    _, data = as_json(project, lib)
+    assert data["unreadable"] == {"pipe.py": "it is no regular file"}
+
+
+def test_code_that_a_program_nested_too_deep(project: Path, lib: Path) -> None:
+    """The rest is audited; what could not be followed is said, and nothing ends in a traceback."""
+    deep = "lib" + ".a" * 700
+    (project / "deep.py").write_text(
+        f"import lib\nx = {deep}\nif f({deep}):\n    lib.LIMIT = 7\nlib.LIMIT = 8\n"
+    )
+    _, data = as_json(project, lib)
+    cut = [s for s in data["not_seen"] if s["file"] == "deep.py"]
+    assert [s["line"] for s in cut] == [2, 3]
+    assert all("nests too deeply" in s["reason"] for s in cut)
+    assert any(f["file"] == "deep.py" and f["line"] == 5 for f in data["findings"])
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -191,8 +212,10 @@ def test_wrong_questions(
     assert words in json.loads(result.stdout)["error"]
 
 
-def test_missing_folder(tmp_path: Path) -> None:
-    result = CliRunner().invoke(audit_app, [str(tmp_path / "nowhere"), "--json"])
+@pytest.mark.parametrize("name", ["nowhere", "circle"])
+def test_missing_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    result = CliRunner().invoke(audit_app, [str(tmp_path / name), "--json"])
     assert result.exit_code == 2
     assert "no such file or folder" in json.loads(result.stdout)["error"]
 
