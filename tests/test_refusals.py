@@ -50,6 +50,21 @@ def test_an_unknown_command_is_named(
     assert "no command 'dif'; did you mean 'diff'?" in told.err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["audit"], ["diff", "-s", "vllm.a:b", "vllm@0.26.0"], ["adapt", "qwen3_moe", "--against"]],
+)
+def test_a_path_that_cannot_be_asked_about(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = "x" * 5000
+    monkeypatch.setattr("sys.argv", ["patchkit", *arguments, long, "--json"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert long in json.loads(capsys.readouterr().out)["error"]
+
+
 @pytest.mark.parametrize("command", WRITES)
 def test_a_place_that_cannot_be_written_is_named(command: str) -> None:
     before = sorted(Path().rglob("*"))

@@ -6,6 +6,7 @@ when it is called: ``patchkit diff`` must answer in a fraction of a second.
 
 from __future__ import annotations
 
+import json
 import sys
 from difflib import get_close_matches
 from importlib import import_module
@@ -35,9 +36,19 @@ def main() -> None:
     """Entry point of the console script."""
     args = sys.argv[1:]
     if args and args[0] in COMMANDS:
-        import_module(f"patchkit.cli.{COMMANDS[args[0]][0]}").app(
-            args=args[1:], prog_name=f"patchkit {args[0]}"
-        )
+        app = import_module(f"patchkit.cli.{COMMANDS[args[0]][0]}").app
+        try:
+            app(args=args[1:], prog_name=f"patchkit {args[0]}")
+        except OSError as error:
+            # A path that cannot even be asked about: no permission, a name too long.
+            if error.filename is None:
+                raise
+            told = f"{error.filename}: {error.strerror}; name another place, or give access to it"
+            if "--json" in args:
+                print(json.dumps({"error": told}))
+            else:
+                print(f"error: {told}", file=sys.stderr)
+            sys.exit(2)
         return
     if args and args[0] not in ("-h", "--help"):
         close = get_close_matches(args[0], COMMANDS, n=1)

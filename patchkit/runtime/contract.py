@@ -148,13 +148,13 @@ def read_model_config(file: Path) -> dict[str, Any] | None:
     Raises:
         ConfigurationError: It is damaged.
     """
-    if not file.is_file():
-        return None
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(
-            f"{file}: no JSON ({error}); use the config.json that transformers wrote"
+            f"{file}: cannot be read ({error}); use the config.json that transformers wrote"
         ) from error
     if not isinstance(found, dict):
         raise ConfigurationError(

@@ -16,6 +16,7 @@ trainer, in a replay), ``entropy`` (of the whole distribution), ``step``.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def read_run(source: str | Path) -> Run:
         ConfigurationError: The file is of none of the forms, or lacks a field.
     """
     path, column = _named(source)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigurationError(
             f"run {str(source)!r}: no such file; expected an artifact (*.json), *.jsonl or *.npz"
         )
@@ -116,7 +117,7 @@ def refuse_to_overwrite(target: Path, sources: Iterable[str | Path]) -> None:
 def _named(source: str | Path) -> tuple[Path, str]:
     """``FILE`` or ``FILE:COLUMN`` as a path and a column, empty where none is named."""
     name = str(source)
-    file, _, column = name.rpartition(":") if not Path(name).exists() else (name, "", "")
+    file, _, column = name.rpartition(":") if not os.path.exists(name) else (name, "", "")
     return Path(file or name), column
 
 
