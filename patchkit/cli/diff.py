@@ -95,14 +95,19 @@ def _run(
 
     if sum(map(bool, (adapter_name, symbols, everything))) != 1:
         raise ConfigurationError("say what to compare: one of --adapter, --symbol and --all")
+    if profile is not None and adapter_name is None:
+        raise ConfigurationError("--profile goes with --adapter")
     for symbol in symbols:
         Symbol.parse(symbol)
+    named = package
     adapter, needed = _needs(adapter_name, profile)
     package = package or _package(old_text, new_text, symbols, needed)
     extra = adapter.manifests if adapter is not None else ()
     old, new = _open_both(old_text, new_text, package, extra, everything)
     if old.package != new.package:
         raise ConfigurationError(f"{old.label} is {old.package}, {new.label} is {new.package}")
+    if named is not None and named != old.package:
+        raise ConfigurationError(f"--package is {named}, and {old.label} is {old.package}")
     needed = [r for r in needed if r.package == old.package]
     wanted: list[str] | None = symbols or [r.symbol for r in needed]
     if everything:
@@ -119,7 +124,8 @@ def _run(
     seconds = round(time.perf_counter() - started, 3)
     _print(drift, verdicts, adapter, output, show_unchanged, seconds)
     if body:
-        _print_bodies(drift, old, new, sys.stderr if output is Format.json else sys.stdout)
+        # Beside the table only: the other forms are for a reader that takes nothing else.
+        _print_bodies(drift, old, new, sys.stdout if output is Format.table else sys.stderr)
     return _code(drift, verdicts)
 
 

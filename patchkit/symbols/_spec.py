@@ -47,7 +47,7 @@ def open_view(
     if not at or not name.isidentifier() or not version:
         raise SourceNotFoundError(
             text,
-            "there is no such file or folder",
+            "it is none of these" if path.exists() else "there is no such file or folder",
             "Name PACKAGE@VERSION, a manifest (.json), a wheel (.whl) or a folder",
         )
     if version == INSTALLED:

@@ -112,6 +112,7 @@ def test_exit_codes(trees, tmp_path: Path) -> None:
         [],
         ["-s", "pkg.ops:keep", "--accept", "pkg.ops:keep=00"],
         ["-s", "pkg.ops:keep", "-s", "other.m:f"],
+        ["-s", "pkg.ops:keep", "--profile", "without_adapter"],
     ):
         assert run(diff, *trees, *wrong).exit_code == 2, wrong
     assert run(diff, trees[0], "pkg@9.9", "-s", "pkg.ops:keep").exit_code == 2
@@ -138,8 +139,9 @@ def test_table_body_and_unchanged(trees) -> None:
 
 @pytest.mark.parametrize("style", ["markdown", "github", "sarif"])
 def test_other_styles(trees, style: str) -> None:
-    result = run(diff, *trees, "--all", "--format", style)
+    result = run(diff, *trees, "--all", "--format", style, "--body")
     assert result.exit_code == 1
+    assert "return x * 3" in result.stderr
     assert "pkg.math.norms:norm" in result.stdout
     if style == "sarif":
         results = json.loads(result.stdout)["runs"][0]["results"]
@@ -240,6 +242,11 @@ def test_adapt_records_and_proposes(toy: Adapter) -> None:
     assert (home / "__init__.py").read_text() == '_OPS = "pkg.ops:"\nNORM = _OPS + "norm"\n'
     scale = json.loads(toy.reviewed.read_text())["symbols"]["pkg.ops:scale"]
     assert [v for vs in scale.values() for v in vs] == ["1.0", "2.0"] and len(scale) == 2
+
+
+def test_another_package_than_the_versions_are_of(toy: Adapter) -> None:
+    result = run(diff, "pkg@1.0", "pkg@2.0", "--adapter", "toy", "--package", "other")
+    assert result.exit_code == 2 and "--package is other, and pkg@1.0 is pkg" in result.output
 
 
 def test_a_damaged_review_is_an_error(toy: Adapter) -> None:
