@@ -74,6 +74,22 @@ def test_a_place_that_cannot_be_written_is_named(command: str) -> None:
     assert sorted(Path().rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["audit", "project.py", "--manifests", "nowhere"], "--manifests nowhere: there is no"),
+        (["adopt", "project.py", "--name", "class"], "'class' is no identifier"),
+        (["adopt", "project.py", "--side", "trainr"], "--side is rollout or trainer"),
+        (["admit", "patchkit.providers.fast", "--device", "cuda"], "--device goes with --cases"),
+        (["manifest", "build", "packaging", "../up", "--from", "folder"], "version '../up'"),
+    ],
+)
+def test_an_option_that_means_nothing_is_refused(arguments: list[str], words: str) -> None:
+    done = patchkit(*arguments, "--json")
+    assert done.exit_code == 2, done.exception
+    assert words in json.loads(done.stdout)["error"]
+
+
 @pytest.mark.parametrize("command", ["matrix", "coverage"])
 @pytest.mark.parametrize("option", ["--write", "--check"])
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from keyword import iskeyword
 from pathlib import Path
 
 from patchkit.audit._findings import A_NEW_NAME, Finding, Report, VerdictKind
@@ -89,8 +90,10 @@ def adopt(report: Report, name: str, *, side: str = "rollout") -> Skeleton:
         side: ``rollout`` or ``trainer``: where patches of the trainer's packages go
             is decided per package, everything else goes here.
     """
-    if not name.isidentifier():
+    if not name.isidentifier() or iskeyword(name):
         raise ConfigurationError(f"the name {name!r} is no identifier")
+    if side not in ("rollout", "trainer"):
+        raise ConfigurationError(f"--side is rollout or trainer, not {side!r}")
     declared: list[tuple[Finding, str]] = []
     left: list[Unexpressed] = []
     seen: dict[tuple[str, str], Finding] = {}

@@ -92,6 +92,8 @@ def _versions(
 ) -> Versions:
     if (old is None) != (new is None):
         raise ConfigurationError("--from and --to belong together: name both, or neither")
+    if missing := [str(folder) for folder in manifests if not folder.is_dir()]:
+        raise ConfigurationError(f"--manifests {', '.join(missing)}: there is no such folder")
     package = packages[0] if len(packages) == 1 else None
     versions = Versions(also_installed=installed)
     if old is not None and new is not None:

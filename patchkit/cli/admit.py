@@ -23,7 +23,9 @@ def admit(
     cases: Annotated[
         str, typer.Option(help="Try a package without constants: module:function of its cases.")
     ] = "",
-    device: Annotated[str, typer.Option(help="With --cases: cpu or cuda.")] = "cpu",
+    device: Annotated[
+        str | None, typer.Option(help="With --cases: cpu (if absent) or cuda.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
     """Trials on this machine: same bits as the reference, or the guarantees it promises.
@@ -36,12 +38,16 @@ def admit(
                 "--cases tries a package that does not say what it is, so there is nothing to "
                 "record: put IMPLEMENTS, DEVICE and CASES into its __init__, and leave --cases out"
             )
+        if device and not cases:
+            raise ConfigurationError(
+                f"--device goes with --cases; {module} says its DEVICE in its __init__"
+            )
         from patchkit.parity.admission import admit as put_on_trial
         from patchkit.parity.admission import write_admission
 
         admission = put_on_trial(
             module,
-            as_candidate=(device, cases) if cases else None,
+            as_candidate=(device or "cpu", cases) if cases else None,
             say=lambda line: print(line, file=sys.stderr, flush=True),
         )
         file = write_admission(module, admission) if write else None

@@ -112,10 +112,20 @@ def refresh(
 
 @contextmanager
 def _source(package: str, version: str, given: str | None, fetch: str | None) -> Iterator[Source]:
+    from packaging.version import InvalidVersion, Version
+
     from patchkit.symbols.drift import InstalledSource, WheelSource, installed_source, open_tree
 
     if given and fetch:
         raise ConfigurationError("--from and --fetch name two sources; give one")
+    if version != "installed":
+        try:
+            Version(version)
+        except InvalidVersion:
+            raise ConfigurationError(
+                f"version {version!r}: expected one as packages have them, such as 0.32.0, or "
+                "`installed`; manifests of another are never found"
+            ) from None
     if fetch:
         with tempfile.TemporaryDirectory() as folder:
             yield WheelSource(_download(fetch, version, Path(folder)), package)
