@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from patchkit.errors import Violation, ViolationsError
+from patchkit.runtime.admission import POLICIES
 from patchkit.runtime.attestation import attest
 from patchkit.runtime.caches import key_caches, restore_caches
 from patchkit.runtime.reach import start_canary
@@ -43,6 +44,7 @@ def activate() -> Any:
         PATCHKIT_ADAPTER: The adapter's name.
         PATCHKIT_PROFILE: Optional; the adapter's default profile if absent.
         PATCHKIT_CANARY: Optional; "1" counts calls until the driver asks for them.
+        PATCHKIT_SAMPLING: Optional; which requests are admitted, "on_policy" if absent.
         PATCHKIT_RUN_DIR: Where this process attests.
         PATCHKIT_ACCEPT: Optional JSON object, symbol to digest, of drifted symbols
             accepted for this run.
@@ -139,6 +141,17 @@ def _settings() -> tuple[str, Mapping[str, str]]:
                     remedy="`patchkit check` prints the digests that can be accepted",
                 )
             )
+    violations += [
+        Violation(
+            subject=name,
+            problem="no value that it can have",
+            expected=f"one of {', '.join(known)}, or not set",
+            found=text[:200],
+            remedy="correct it where the driver sets PATCHKIT_ENABLE",
+        )
+        for name, known in (("PATCHKIT_SAMPLING", tuple(POLICIES)), ("PATCHKIT_CANARY", ("0", "1")))
+        if (text := os.environ.get(name)) and text not in known
+    ]
     if violations:
         raise WorkerRefusedError("patchkit cannot be enabled in this process", violations)
     return os.environ["PATCHKIT_ADAPTER"], accept

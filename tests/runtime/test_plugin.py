@@ -51,7 +51,6 @@ def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
         {},
         {"PATCHKIT_ENABLE": "0"},
         {"PATCHKIT_ENABLE": ""},
-        {"PATCHKIT_ENABLE": "true"},
         {"PATCHKIT_ADAPTER": "nonsense", "PATCHKIT_RUN_DIR": "/nowhere", "PATCHKIT_ACCEPT": "{"},
     ],
     ids=str,
@@ -79,13 +78,24 @@ IN_A_THREAD = (
 
 
 @pytest.mark.parametrize("code", [SURROUNDED, IN_A_THREAD], ids=["surrounded", "thread"])
+def test_a_switch_that_is_neither_on_nor_off_ends_the_process(code):
+    done = run(code, PATCHKIT_ENABLE="true")
+    assert done.returncode == 78
+    assert "WENT ON" not in done.stdout
+    assert done.stderr == (
+        "patchkit: PATCHKIT_ENABLE: expected 1, or 0 or nothing to run unpatched; found 'true'\n"
+    )
+
+
+@pytest.mark.parametrize("code", [SURROUNDED, IN_A_THREAD], ids=["surrounded", "thread"])
 def test_enabled_and_wrong_ends_the_process_with_the_list(code):
-    done = run(code, PATCHKIT_ENABLE="1", PATCHKIT_ACCEPT="[1]")
+    wrong = {"PATCHKIT_ACCEPT": "[1]", "PATCHKIT_SAMPLING": "gredy", "PATCHKIT_CANARY": "yes"}
+    done = run(code, PATCHKIT_ENABLE="1", **wrong)
     assert done.returncode == 78
     assert "WENT ON" not in done.stdout
     assert "SWALLOWED" not in done.stdout
-    assert "3 violations" in done.stderr
-    for name in ("PATCHKIT_ADAPTER", "PATCHKIT_RUN_DIR", "PATCHKIT_ACCEPT"):
+    assert "5 violations" in done.stderr
+    for name in ("PATCHKIT_ADAPTER", "PATCHKIT_RUN_DIR", *wrong):
         assert name in done.stderr
     assert "Traceback" not in done.stderr, "a refusal is a list, no traceback"
 
