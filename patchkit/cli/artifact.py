@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from patchkit.errors import ConfigurationError, PatchkitError, ViolationsError
@@ -68,10 +67,13 @@ def merge(
 
 
 def _show(file: Path, found: Any) -> None:
+    from patchkit.cli._tables import console
     from patchkit.runtime.artifact import BASELINE, REQUIRED
 
-    console = Console()
-    table = Table("phase", "comparison", "tokens", "mismatches", "max |difference|", "k3 mean")
+    out = console()
+    table = Table()
+    for heading in ("phase", "comparison", "tokens", "mismatches", "max |difference|", "k3 mean"):
+        table.add_column(heading, overflow="fold")
     for phase, comparisons in found.totals.items():
         for name in (*REQUIRED, BASELINE):
             if (m := comparisons.get(name)) is None:
@@ -84,11 +86,11 @@ def _show(file: Path, found: Any) -> None:
                 f"{m['max_absdiff']:.3e}",
                 f"{m['k3_mean']:.3e}",
             )
-    console.print(table)
+    out.print(table)
     runs = f" ({found.runs} runs)" if found.runs > 1 else ""
-    console.print(f"{file}{runs}: verified. {found.verdict}", soft_wrap=True, markup=False)
+    out.print(f"{file}{runs}: verified. {found.verdict}", soft_wrap=True, markup=False)
     for symbol in found.unreviewed:
-        console.print(f"  unreviewed: {symbol}", soft_wrap=True, markup=False)
+        out.print(f"  unreviewed: {symbol}", soft_wrap=True, markup=False)
 
 
 def _refuse(error: PatchkitError, as_json: bool) -> None:

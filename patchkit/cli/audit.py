@@ -142,13 +142,12 @@ def _print(report: Report, output: Format, diffs: bool) -> None:
 
 
 def _table(report: Report, diffs: bool) -> None:
-    from rich.console import Console
     from rich.text import Text
 
     from patchkit.audit._reports import grouped, summary_line
+    from patchkit.cli._tables import console
 
-    plain = Console()
-    out = plain if plain.is_terminal else Console(width=200)
+    out = console()
     for name, findings in grouped(report):
         out.print(Text(name, style="bold"))
         for finding in findings:

@@ -103,6 +103,7 @@ def _as_dict(module: Submodule) -> dict[str, object]:
 
 
 def _print(adapter: str, profile: str, modules: Iterable[Submodule]) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     from patchkit.cli._tables import console
@@ -110,14 +111,14 @@ def _print(adapter: str, profile: str, modules: Iterable[Submodule]) -> None:
     colours = {"exact": "green", "stock": "yellow", "unused": "dim"}
     shown = Table(title=f"{adapter}, profile {profile}")
     for heading in ("side", "submodule", "on the exact path", "by", "note"):
-        shown.add_column(heading)
+        shown.add_column(heading, overflow="fold")
     for module in modules:
         inside = f" in {', '.join(map(_short, module.inside))}" if module.inside else ""
         shown.add_row(
             module.side,
-            _short(module.name) + inside,
+            escape(_short(module.name) + inside),
             f"[{colours[module.treatment]}]{_WORDS[module.treatment]}[/]",
-            ", ".join(map(_short, module.by)),
-            module.note,
+            escape(", ".join(map(_short, module.by))),
+            escape(module.note),
         )
     console().print(shown)

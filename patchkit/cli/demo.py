@@ -162,28 +162,30 @@ def summary(result: DemoResult, total: float) -> dict[str, object]:
 def _observer(started: float, *, quiet: bool):  # type: ignore[no-untyped-def]
     """Report stages as they begin; on standard error, so that the table can be piped."""
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console(stderr=True)
 
     def observe(stage: str) -> None:
         if not quiet:
-            console.print(f"[dim]{time.monotonic() - started:5.1f} s[/dim]  {stage}")
+            console.print(f"[dim]{time.monotonic() - started:5.1f} s[/dim]  {escape(stage)}")
 
     return observe
 
 
 def _print(result: DemoResult, total: float) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    from patchkit.cli._tables import console as terminal
+
+    console = terminal()
     tp = result.settings.tensor_parallel_size
     table = Table(
         title=f"vLLM (TP {tp}) against FSDP2 ({result.settings.ranks} ranks), "
         "float32 selected-token log-probabilities; stock: vLLM (TP 1), same tokens",
         title_justify="left",
     )
-    table.add_column("phase", no_wrap=True)
+    table.add_column("phase", overflow="fold")
     for header in (
         "tokens",
         "patchkit:\nrecompute",
@@ -191,7 +193,7 @@ def _print(result: DemoResult, total: float) -> None:
         "stock:\nmismatches",
         "stock:\nmax |Δ|",
     ):
-        table.add_column(header, justify="right", no_wrap=True)
+        table.add_column(header, justify="right", overflow="fold")
     for p in result.phases:
         bad = p.recompute.mismatch_count or p.first_forward.mismatch_count
         colour = "red" if bad else "green"
@@ -220,4 +222,4 @@ def _print(result: DemoResult, total: float) -> None:
     stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in result.seconds.items())
     console.print(f"seconds: {stages}; [bold]total {total:.1f}[/bold]")
     if result.artifact:
-        console.print(f"artifact: {result.artifact}", soft_wrap=True)
+        console.print(f"artifact: {result.artifact}", soft_wrap=True, markup=False)

@@ -180,12 +180,13 @@ def _print_json(data: dict[str, Any]) -> None:
 def _observer(*, quiet: bool):  # type: ignore[no-untyped-def]
     """Report stages as they begin; on standard error, so that the table can be piped."""
     from rich.console import Console
+    from rich.markup import escape
 
     console, started = Console(stderr=True), time.monotonic()
 
     def observe(stage: str) -> None:
         if not quiet:
-            console.print(f"[dim]{time.monotonic() - started:5.1f} s[/dim]  {stage}")
+            console.print(f"[dim]{time.monotonic() - started:5.1f} s[/dim]  {escape(stage)}")
 
     return observe
 
@@ -194,17 +195,19 @@ def _observer(*, quiet: bool):  # type: ignore[no-untyped-def]
 
 
 def _print_diagnosis(diagnosis: Diagnosis) -> None:
-    from rich.console import Console
+    from rich.markup import escape
 
-    console = Console()
+    from patchkit.cli._tables import console as terminal
+
+    console = terminal()
     _print_grid(console, diagnosis)
     colour = "green" if diagnosis.equal else "red"
-    console.print(f"[bold {colour}]{diagnosis.verdict}[/]")
+    console.print(f"[bold {colour}]{escape(diagnosis.verdict)}[/]")
     if diagnosis.first is not None:
         _print_first(console, diagnosis, diagnosis.first)
         _print_origins(console, diagnosis)
     for note in diagnosis.notes:
-        console.print(f"[dim]not recorded: {note}[/dim]")
+        console.print(f"[dim]not recorded: {escape(note)}[/dim]")
 
 
 def _print_grid(console: Console, diagnosis: Diagnosis) -> None:
@@ -226,12 +229,11 @@ def _print_grid(console: Console, diagnosis: Diagnosis) -> None:
         caption="· equal   ■ differs   ▶ first   ◆ differs on equal inputs   – one side only",
         caption_justify="left",
     )
-    table.add_column("operator", no_wrap=True)
+    table.add_column("operator", overflow="fold")
     span = f"layers {layers[0]}–{layers[-1]}" if len(layers) > 1 else "layer"
     table.add_column(span, no_wrap=True)
-    table.add_column("rows", justify="right")
-    table.add_column("differ", justify="right")
-    table.add_column("max |Δ|", justify="right")
+    for header in ("rows", "differ", "max |Δ|"):
+        table.add_column(header, justify="right", overflow="fold")
     at = {(c.key.layer, c.key.op): c for c in cells}
     groups: list[tuple[str, Sequence[Cell | None]]] = [
         *((c.label, [c]) for c in cells if c.key.layer == BEFORE),
@@ -321,26 +323,29 @@ def _print_origins(console: Console, diagnosis: Diagnosis) -> None:
 
 
 def _print_separation(separation: Separation) -> None:
-    from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
+    from patchkit.cli._tables import console as terminal
+
+    console = terminal()
     table = Table(
-        title=f"{separation.names[0]} against {separation.names[1]}, {separation.tokens:,} tokens",
+        title=escape(f"{' against '.join(separation.names)}, {separation.tokens:,} tokens"),
         title_justify="left",
     )
     for header in ("tokens", "mean", "std", "ratio", "std", "clipped", "k1", "k3", "entropy"):
         if header == "tokens":
-            table.add_column("group", no_wrap=True)
-        table.add_column(header, justify="right", no_wrap=True)
+            table.add_column("group", overflow="fold")
+        table.add_column(header, justify="right", overflow="fold")
     for group in separation.groups:
-        table.add_row(*group.row())
+        table.add_row(*map(escape, group.row()))
     console.print(table)
     colour = "green" if separation.equal else "red"
-    console.print(f"[bold {colour}]{separation.verdict}[/]")
+    console.print(f"[bold {colour}]{escape(separation.verdict)}[/]")
     for part in separation.parts:
         console.print(
-            f"  [bold]{part.name:<10}[/bold] {part.share:6.1%}  {part.told}", highlight=False
+            f"  [bold]{part.name:<10}[/bold] {part.share:6.1%}  {escape(part.told)}",
+            highlight=False,
         )
     for advice in separation.advice:
-        console.print(f"  [bold]{'to do':<10}[/bold] {advice}", highlight=False)
+        console.print(f"  [bold]{'to do':<10}[/bold] {escape(advice)}", highlight=False)

@@ -297,14 +297,14 @@ def test_the_page_stands_alone_and_says_what_was_found() -> None:
         assert text in page
 
 
-def run_cli(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_cli(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "patchkit", "doctor", *arguments],
         capture_output=True,
         text=True,
         cwd=cwd,
         check=False,
-        env={**os.environ, "COLUMNS": "120"},
+        env={**os.environ, **environment},
     )
 
 
@@ -326,6 +326,16 @@ def test_the_command_separates_two_files(tmp_path: Path) -> None:
     assert (tmp_path / "b.npz").read_bytes() == before
     missing = run_cli("--compare", "a.npz", "c.npz", cwd=tmp_path)
     assert missing.returncode == 2 and "no such file" in missing.stderr
+
+
+def test_nothing_is_cut_on_a_narrow_terminal_and_names_are_no_markup(tmp_path: Path) -> None:
+    a, b = drawn(constant=-0.3)
+    for name, run in (("a", a), ("b[red]", b)):
+        np.savez(tmp_path / f"{name}.npz", **run.columns)
+    shown = run_cli("--compare", "a.npz", "b[red].npz", cwd=tmp_path, FORCE_COLOR="1", COLUMNS="60")
+    assert shown.returncode == 1, shown.stderr
+    assert "b[red].npz" in shown.stdout
+    assert "…" not in shown.stdout
 
 
 def test_without_numpy_the_command_says_what_to_install(tmp_path: Path) -> None:
