@@ -199,9 +199,12 @@ def live_identity(value: Any) -> dict[str, Any]:
 
 def _in_cell(cell: CellType) -> str:
     try:
-        return inert.content_of(cell.cell_contents)
+        held = cell.cell_contents
     except ValueError:
-        return inert.content_of(inert.MISSING)
+        return inert.describe(inert.MISSING)
+    # What can change is a function's state (a cache, a counter), and no part of what it is.
+    mutable = type(held) in (list, dict, set)
+    return inert.describe(held) if mutable else inert.content_of(held)
 
 
 def code_digest(function: FunctionType) -> str:

@@ -273,6 +273,18 @@ def test_replacements_that_differ_have_other_identities(one: Any, other: Any) ->
     assert identity_of_replacement(one) == identity_of_replacement(copy.copy(one))
 
 
+def test_state_of_a_function_is_no_part_of_its_identity() -> None:
+    calls: list[Any] = []
+    calls.append(calls)
+
+    def counted() -> None:
+        calls.append(1)
+
+    before = identity_of_replacement(counted)
+    counted()
+    assert identity_of_replacement(counted) == before
+
+
 def test_identities_are_those_of_every_process() -> None:
     """Strings are hashed anew in each, and sets of them have another order."""
     code = (
