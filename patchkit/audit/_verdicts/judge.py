@@ -1,25 +1,27 @@
-"""One verdict per patch and version."""
+"""The judge: which rules a patch comes under, and which of their verdicts is the gravest."""
 
 from __future__ import annotations
 
 import ast
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import unified_diff
-from types import MappingProxyType
 
 from patchkit.audit._absorption import absorbed
 from patchkit.audit._findings import A_NEW_NAME, NOTHING_AT_HAND, Verdict, VerdictKind
-from patchkit.audit._guards import Ways, World, all_true, describe
+from patchkit.audit._guards import Ways
 from patchkit.audit._known import BROUGHT_BY_OTHERS
 from patchkit.audit._replacements import Replacement
 from patchkit.audit._selectors import off_path
 from patchkit.audit._sightings import Sighting
 from patchkit.audit._signatures import Problem, misbound_call, misfits
 from patchkit.audit._values import Edit, FilePath, Ref, last_name
+from patchkit.audit._verdicts.case import Case, Subject
+from patchkit.audit._verdicts.conditions import Conditions
+from patchkit.audit._verdicts.modules import module
+from patchkit.audit._verdicts.operators import Operators
 from patchkit.audit._versions import Target, Versions
 from patchkit.symbols import SymbolFacts
 from patchkit.symbols.drift import Finding as Fate
@@ -34,67 +36,6 @@ _GRAVITY = (
     VerdictKind.RENAMED, VerdictKind.SIGNATURE, VerdictKind.ABSORBED, VerdictKind.OFF_PATH,
     VerdictKind.BODY,
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A patch, ready to be judged.
-
-    Attributes:
-        sighting: Where and how it is written.
-        symbol: ``module:qualname``, or a module, or a file.
-        replacement: What is written.
-    """
-
-    sighting: Sighting
-    symbol: str
-    replacement: Replacement
-
-
-class AtVersion(World):
-    """The packages as they are when one version of one package is asked about.
-
-    Args:
-        target: The version.
-        versions: All versions at hand.
-        added: What the project itself puts in places, and may look for there.
-        judged: The patch whose own conditions are asked about: it adds nothing yet.
-    """
-
-    def __init__(
-        self,
-        target: Target,
-        versions: Versions,
-        added: Mapping[str, int] = MappingProxyType({}),
-        judged: str = "",
-    ) -> None:
-        self._target = target
-        self._versions = versions
-        self._added = added
-        self._judged = judged
-
-    def version(self, package: str) -> str | None:
-        found = self._of(package)
-        return found.version if found is not None else None
-
-    def has(self, place: Ref) -> bool | None:
-        found = self._of(place.root)
-        there = found.has(place) if found is not None else None
-        if there is False and self._added.get(place.dotted, 0) > (place.dotted == self._judged):
-            return None
-        return there
-
-    def holds_code(self, place: Ref) -> bool | None:
-        found = self._of(place.root)
-        return found.holds_code(place) if found is not None else None
-
-    def _of(self, package: str) -> Target | None:
-        if package == self._target.package:
-            return self._target
-        asked = self._versions.asked.get(package)
-        if asked:
-            return asked[-1]
-        return self._versions.installed(package)
 
 
 class Judge:
@@ -112,18 +53,18 @@ class Judge:
         self._uses = uses
         self._mentions = mentions
         self._versions = versions
-        self._ways = ways
         self._settings = settings
-        self._added = Counter(s.target.dotted for s in sightings if isinstance(s.target, Ref))
-        # Tries whose handlers patch something else instead.
-        self._fallbacks = {g.site for s in sightings for g in s.guards if g.kind == "except"}
+        self._conditions = Conditions(versions, ways, sightings)
+        self._operators = Operators(versions)
 
     def verdicts(self, subject: Subject, package: str) -> tuple[Verdict, ...]:
         """One verdict per version asked about."""
         targets = self._versions.of(package)
         if not targets:
             return (_nothing_at_hand(package),)
-        found = [self._verdict(subject, target) for target in targets]
+        found = [
+            self._verdict(Case(subject, t, self._versions.base_of(t.package, t))) for t in targets
+        ]
         if not any(v.kind is VerdictKind.GUARD for v in found):
             return tuple(found)
         # A guard that holds at another version asked about does what it is there for.
@@ -133,18 +74,12 @@ class Judge:
             for v in found
         )
 
-    def _verdict(self, subject: Subject, target: Target) -> Verdict:
-        base = self._versions.base_of(target.package, target)
-        place = subject.sighting.target
-        judged = place.dotted if isinstance(place, Ref) else ""
-        world = AtVersion(target, self._versions, self._added, judged)
-        reasons: list[Verdict] = []
-        guard = self._guard(subject.sighting, world, target)
-        if guard is not None:
-            reasons.append(guard)
-        reasons += self._reasons(subject, target, base, world)
+    def _verdict(self, case: Case) -> Verdict:
+        guard = self._conditions.never_true(case)
+        reasons = [] if guard is None else [guard]
+        reasons += self._reasons(case)
         if not reasons:
-            return self._fine(subject, target, base)
+            return self._fine(case.subject, case.target, case.base)
         order = {kind: index for index, kind in enumerate(_GRAVITY)}
         silent = guard is not None and guard.silent
         if silent and len(reasons) > 1:
@@ -156,7 +91,7 @@ class Judge:
         return replace(
             first,
             also=(*first.also, *(f"{v.kind.sentence}: {v.text}" for v in rest)),
-            alias_sites=self._alias_sites(subject, target),
+            alias_sites=case.alias_sites(),
             silent=silent or first.silent,
         )
 
@@ -196,51 +131,22 @@ class Judge:
             kind=VerdictKind.FINE,
             text=text,
             also=tuple(notes),
-            alias_sites=self._alias_sites(subject, target),
+            alias_sites=Case(subject, target, base).alias_sites(),
         )
-
-    # ---- guards --------------------------------------------------------------------
-
-    def _guard(self, sighting: Sighting, world: World, target: Target) -> Verdict | None:
-        own = all_true(sighting.guards, world)
-        reached = self._ways.reached(sighting.function, world)
-        if own is not False and reached is not False:
-            return None
-        if own is False:
-            failing = [g for g in sighting.guards if all_true((g,), world) is False]
-            text = " and ".join(describe(failing))
-            silent = all(g.kind == "try" and g.site not in self._fallbacks for g in failing)
-        else:
-            failing = [
-                g
-                for guards in self._ways.conditions(sighting.function)
-                for g in guards
-                if all_true((g,), world) is False
-            ]
-            text = " and ".join(describe(failing)) or "no call of it is reached"
-            silent = bool(failing) and all(
-                g.kind == "try" and g.site not in self._fallbacks for g in failing
-            )
-        if silent:
-            text = f"{text}: that is false, the import fails and nobody is told"
-        else:
-            text = f"{text}: that is false, the patch is not applied"
-        return Verdict(version=target.label, kind=VerdictKind.GUARD, text=text, silent=silent)
 
     # ---- targets ---------------------------------------------------------------------
 
-    def _reasons(
-        self, subject: Subject, target: Target, base: Target | None, world: World
-    ) -> Iterator[Verdict]:
-        sighting = subject.sighting
-        if sighting.action == "rewrite":
-            yield from self._rewriting(subject, target, base)
-        elif sighting.action == "dispatch":
-            yield from self._operator(subject, target)
-        elif sighting.action == "module" or ":" not in subject.symbol:
-            yield from self._module(subject, target, base)
+    def _reasons(self, case: Case) -> Iterator[Verdict]:
+        """What is found wanting, whether or not the patch is applied."""
+        action = case.sighting.action
+        if action == "rewrite":
+            yield from self._rewriting(case.subject, case.target, case.base)
+        elif action == "dispatch":
+            yield from self._operators.undeclared(case)
+        elif action == "module" or ":" not in case.symbol:
+            yield from module(case)
         else:
-            yield from self._symbol(subject, target, base)
+            yield from self._symbol(case.subject, case.target, case.base)
 
     def _symbol(self, subject: Subject, target: Target, base: Target | None) -> Iterator[Verdict]:
         symbol = subject.symbol
@@ -562,114 +468,7 @@ class Judge:
             diff=_diff(before, there, base, target),
         )
 
-    # ---- modules, operators, texts ---------------------------------------------------
-
-    def _module(self, subject: Subject, target: Target, base: Target | None) -> Iterator[Verdict]:
-        name = subject.symbol
-        there = target.is_module(name)
-        if there is None:
-            return
-        before = base.is_module(name) if base is not None else None
-        if there:
-            if base is None or not before or target.source is None or base.source is None:
-                return
-            raw, was = target.source.source.raw(name), base.source.source.raw(name)
-            if raw is None or was is None or _digests(raw) == _digests(was):
-                return
-            yield Verdict(
-                version=target.label,
-                kind=VerdictKind.BODY,
-                text=f"the module changed since {base.label}",
-            )
-            return
-        if before is False:
-            return  # a module that never was there: the project adds it
-        if base is not None and before:
-            moved = self._module_moved(name, target, base)
-            if moved is not None:
-                yield moved
-                return
-        yield Verdict(
-            version=target.label, kind=VerdictKind.GONE, text=f"there is no module {name}",
-            confidence=1.0 if before else 0.7,
-        )  # fmt: skip
-
-    def _module_moved(self, name: str, target: Target, base: Target) -> Verdict | None:
-        """Where most of a lost module's definitions are now."""
-        raw = base.source.source.raw(name) if base.source is not None else None
-        if raw is None:
-            return None
-        tops = [n for n, r in raw.records.items() if "." not in n and r["kind"] != "attribute"]
-        homes: dict[str, list[float]] = {}
-        for top in tops[:8]:
-            fate = target.fate(f"{name}:{top}", base)
-            if fate is not None and fate.new_symbol is not None:
-                homes.setdefault(fate.new_symbol.partition(":")[0], []).append(fate.confidence)
-        if not homes:
-            return None
-        home, sure = max(homes.items(), key=lambda item: (len(item[1]), sum(item[1])))
-        kept = home.rpartition(".")[2] == name.rpartition(".")[2]
-        return Verdict(
-            version=target.label,
-            kind=VerdictKind.MOVED if kept else VerdictKind.RENAMED,
-            text=f"{len(sure)} of its {len(tops[:8])} first definitions are in {home} there",
-            new_symbol=home,
-            confidence=round(sum(sure) / len(tops[:8]), 2),
-        )
-
-    def _operator(self, subject: Subject, target: Target) -> Iterator[Verdict]:
-        sighting = subject.sighting
-        assert isinstance(sighting.target, Ref)
-        _, _, namespace, name = sighting.target.dotted.split(".")[:4]
-        found = self._operator_exists(namespace, name)
-        if found is False:
-            yield Verdict(
-                version=target.label,
-                kind=VerdictKind.GONE,
-                text=f"no operator {namespace}::{name} is declared",
-                confidence=0.9,
-            )
-        elif found is None:
-            yield Verdict(
-                version=target.label,
-                kind=VerdictKind.UNKNOWN,
-                text=f"the declaration of {namespace}::{name} is not in any source at hand",
-            )
-
-    def _operator_exists(self, namespace: str, name: str) -> bool | None:
-        package = "torch" if namespace in ("aten", "prims", "c10d") else "vllm"
-        targets = self._versions.asked.get(package) or (
-            [t] if (t := self._versions.installed(package)) is not None else []
-        )
-        for target in targets[-1:]:
-            if namespace == "aten" and target.source is not None:
-                declared = self._aten()
-                if declared:
-                    return name in declared
-            for pattern in (
-                f"{namespace}.{name}", f'op_name="{name}"', f'"{namespace}::{name}"',
-                f"'{name}'", f'"{name}"',
-            ):  # fmt: skip
-                if target.files_with(pattern):
-                    return True
-            return None if namespace == "aten" else False
-        return None
-
-    def _aten(self) -> frozenset[str]:
-        """Operators in the declaration file that torch ships beside itself."""
-        from importlib.util import find_spec
-        from pathlib import Path
-
-        if not hasattr(self, "_aten_names"):
-            names: set[str] = set()
-            spec = find_spec("torchgen")
-            for location in (spec.submodule_search_locations or ()) if spec else ():
-                file = Path(location, "packaged", "ATen", "native", "native_functions.yaml")
-                if file.is_file():
-                    text = file.read_text("utf-8", "replace")
-                    names.update(re.findall(r"^- func: (\w+)[.(]", text, re.MULTILINE))
-            self._aten_names = frozenset(names)
-        return self._aten_names
+    # ---- texts ----------------------------------------------------------------------
 
     def _rewriting(
         self, subject: Subject, target: Target, base: Target | None
@@ -742,20 +541,6 @@ class Judge:
             text=f"there is no {sighting.target.relative}",
         )  # fmt: skip
 
-    # ---- aliases ---------------------------------------------------------------------
-
-    def _alias_sites(self, subject: Subject, target: Target) -> tuple[str, ...]:
-        """Names that keep the old object: only where a module's name is rebound."""
-        sighting = subject.sighting
-        if sighting.action not in ("replace", "wrap", "value") or ":" not in subject.symbol:
-            return ()
-        if "." in subject.symbol.partition(":")[2]:
-            return ()  # a member of a class: whoever has the class sees it
-        facts = target.facts(subject.symbol)
-        if facts is None:
-            return ()
-        return tuple(a for a in target.aliases(facts.defined_at) if a != subject.symbol)
-
 
 def _misbound(facts: SymbolFacts, call: ast.Call) -> list[Problem]:
     """Why a call of the original does not bind, however the original was kept."""
@@ -812,10 +597,6 @@ def _source(value: object) -> str:
         return repr(value)
 
 
-def _digests(raw: object) -> dict[str, str]:
-    return {n: r["digest"] for n, r in raw.records.items()}  # type: ignore[attr-defined]
-
-
 def _diff(
     before: ast.AST | None, after: ast.AST | None, base: Target | None, target: Target
 ) -> tuple[str, ...]:
@@ -839,6 +620,3 @@ def _lines(node: ast.AST) -> list[str]:
         ast.copy_location(node, body[0])
         ast.fix_missing_locations(node)
     return ast.unparse(node).splitlines()
-
-
-__all__ = ["Judge", "Subject"]
