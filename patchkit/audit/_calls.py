@@ -10,6 +10,7 @@ from patchkit.audit._attribute_calls import AttributeCalls
 from patchkit.audit._expressions import UNROLL, rebind
 from patchkit.audit._handlers import Args, Handler, Kwargs
 from patchkit.audit._known import (
+    DOORS,
     WRAPPER_CLASSES,
     WRAPPING_CALLS,
     WRAPPING_LIBRARIES,
@@ -20,7 +21,6 @@ from patchkit.audit._library_calls import LibraryCalls
 from patchkit.audit._mock_calls import MockCalls
 from patchkit.audit._operator_calls import OperatorCalls
 from patchkit.audit._plain_calls import PlainCalls
-from patchkit.audit._prescan import DOORS
 from patchkit.audit._registry_calls import RegistryCalls
 from patchkit.audit._sightings import Door
 from patchkit.audit._sources import SourceCalls

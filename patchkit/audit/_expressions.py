@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from patchkit.audit._prescan import DOORS
+from patchkit.audit._known import DOORS
 from patchkit.audit._scopes import LazyName, ModuleState, Scope
 from patchkit.audit._sightings import Place
 from patchkit.audit._values import (

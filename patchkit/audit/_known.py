@@ -137,6 +137,11 @@ EXISTING_NAMESPACES = frozenset({
     "_vllm_fa3_C", "vllm_aiter", "sgl_kernel", "_rocm_C", "_C_utils", "_qutlass_C",
 })  # fmt: skip
 
+# Arguments and entries through which workers come into a project.
+DOORS = frozenset({
+    "worker_process_setup_hook", "worker_process_setup_hooks", "worker_extension_cls",
+    "worker_cls",
+})  # fmt: skip
 
 # Parts of packages that other packages put there when they are imported.
 BROUGHT_BY_OTHERS = {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from patchkit.audit._known import DESCRIPTIVE, REGISTERING, WRAPPING_CALLS
+from patchkit.audit._known import DESCRIPTIVE, DOORS, REGISTERING, WRAPPING_CALLS
 
 # Calls that patch, or may: whatever they are given.
 _ALWAYS = frozenset({
@@ -39,10 +39,6 @@ _MAKING = frozenset({
     "dict", "list", "set", "tuple", "len", "int", "str", "float", "bool", "sum", "max", "min",
     "sorted", "range", "isinstance", "deepcopy", "copy", "repr", "id", "abs", "round", "open",
     "super", "defaultdict", "hasattr", "callable", "issubclass", "hash", "print", "input",
-})  # fmt: skip
-DOORS = frozenset({
-    "worker_process_setup_hook", "worker_process_setup_hooks", "worker_extension_cls",
-    "worker_cls",
 })  # fmt: skip
 # Without one of these no text of an installed file is in reach.
 READS_SOURCE = re.compile(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from patchkit.audit._known import is_code, is_plain, is_setting
+from patchkit.audit._known import DOORS, is_code, is_plain, is_setting
 from patchkit.audit._markers import out_of_a_stash
-from patchkit.audit._prescan import DOORS
 from patchkit.audit._sightings import BlindSpot, Place, Sighting
 from patchkit.audit._values import (
     NONE,
