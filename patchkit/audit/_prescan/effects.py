@@ -1,14 +1,22 @@
-"""Which code is worth walking: a cheap look that may say yes too often, never no."""
+"""What the names of a function may stand for, and what each write and each call depends on."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from collections.abc import Mapping
 
 from patchkit.audit._known import DESCRIPTIVE, DOORS, REGISTERING, WRAPPING_CALLS
+from patchkit.audit._prescan.looks import GIVEN, PASSED, RETURNED, Import, Looked
+from patchkit.audit._prescan.syntax import (
+    copied_from,
+    innermost,
+    is_special,
+    last_of,
+    parameters,
+    part_of,
+    root_of,
+)
 
 # Calls that patch, or may: whatever they are given.
 _ALWAYS = frozenset({
@@ -40,11 +48,6 @@ _MAKING = frozenset({
     "sorted", "range", "isinstance", "deepcopy", "copy", "repr", "id", "abs", "round", "open",
     "super", "defaultdict", "hasattr", "callable", "issubclass", "hash", "print", "input",
 })  # fmt: skip
-# Without one of these no text of an installed file is in reach.
-READS_SOURCE = re.compile(
-    rb"read_text|read_bytes|\.read\b|readlines|getsource|-packages|__file__|find_spec|__path__"
-    rb"|importlib[._]resources|submodule_search|getfile"
-)
 # What a test of a version, or of a name's existence, looks like.
 _VERSION_TEST = re.compile(r"ersion|VERSION|hasattr|\bparse\(|\b[vV]\d*\b|\bver\b")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -54,13 +57,6 @@ _LITERALS = (
 )  # fmt: skip
 _PLAIN = (ast.Constant, ast.JoinedStr, ast.Compare, ast.UnaryOp)
 
-# Before the name of a function: it depends on what that function returns.
-RETURNED = "()"
-# Before a function and one of the names that it is given: it depends on both, where the
-# function returns what it is given.
-PASSED = "(=)"
-# A function that returns what it is given.
-GIVEN = "="
 # Functions, called by their bare names, that give a module, a class or a path.
 _GIVING_NAMES = frozenset({
     "getattr", "__import__", "vars", "type", "globals", "next", "iter", "cast", "wraps",
@@ -68,234 +64,12 @@ _GIVING_NAMES = frozenset({
     *_GIVING, *_GIVING_SOURCE,
 })  # fmt: skip
 # What a name may stand for.
-_HARMLESS = 0  # neither a module or class of others, nor anything that holds one
-_HOLDER = 1  # a container made here: writing into it is harmless, its items may not be
-_MAYBE = 2
+HARMLESS = 0  # neither a module or class of others, nor anything that holds one
+HOLDER = 1  # a container made here: writing into it is harmless, its items may not be
+MAYBE = 2
 
 
-Import = tuple[str, int, str]  # module, level, name ("" for the module itself)
-
-
-@dataclass(frozen=True, slots=True)
-class Looked:
-    """What a look at one function says.
-
-    Attributes:
-        alone: The names on which it depends whether it patches by itself; the empty
-            string where it depends on none.
-        when_called: It may patch what its caller gives it.
-        setter: It may set an attribute of what its caller gives it.
-        called: The functions that it calls or hands on.
-        called_with: Those of them that get something that may be foreign, each with
-            the name on which that depends.
-        passed: Those of them that get one of its parameters.
-        gives: The functions on which it depends whether what it returns is a module, a
-            class, a function, a path, a text or a test of a version; the empty string
-            where it depends on none.
-    """
-
-    alone: frozenset[str]
-    when_called: bool
-    setter: bool
-    called: frozenset[str]
-    called_with: frozenset[tuple[str, str]]
-    passed: frozenset[str]
-    gives: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class FileLook:
-    """What a look at one file says.
-
-    Attributes:
-        alone: The names on which it depends whether something in it patches.
-        helpers: Functions that may patch what they are given.
-        setters: Those of them that may set an attribute of it.
-        passing: Functions that hand a parameter on, and to whom.
-        giving: Functions that may return something that matters, and what they have it from.
-        called_with: What is called with something that may be foreign, and the name on
-            which that depends.
-        called: Everything that is called or handed on.
-        functions: First line of each outermost function -> the look at it.
-        imports: Local name -> where it may come from: module, level, name.
-        defined: Names that the module itself defines.
-    """
-
-    alone: frozenset[str]
-    helpers: frozenset[str]
-    setters: frozenset[str]
-    passing: tuple[tuple[str, frozenset[str]], ...]
-    giving: tuple[tuple[str, frozenset[str]], ...]
-    called_with: frozenset[tuple[str, str]]
-    called: frozenset[str]
-    functions: Mapping[int, Looked]
-    imports: Mapping[str, frozenset[Import]]
-    defined: frozenset[str]
-
-
-_cache: WeakKeyDictionary[ast.AST, Looked] = WeakKeyDictionary()
-_imports_of: WeakKeyDictionary[ast.AST, list[tuple[str, Import]]] = WeakKeyDictionary()
-
-
-def may_patch(
-    node: ast.AST,
-    helpers: frozenset[str],
-    patching: frozenset[str],
-    possible: Callable[[str], bool],
-) -> bool:
-    """Whether a function may patch.
-
-    Args:
-        node: The function.
-        helpers: Functions that patch what they are given.
-        patching: Functions that patch by themselves, whoever calls them.
-        possible: Whether a name of the file may stand for something foreign.
-    """
-    looked = look(node)
-    return (
-        any(map(possible, looked.alone))
-        or not patching.isdisjoint(looked.called)
-        or any(name in helpers and possible(root) for name, root in looked.called_with)
-    )
-
-
-def look(
-    node: ast.AST, outside: Mapping[str, int] | None = None, *, reads_source: bool = True
-) -> Looked:
-    """One look at a function, remembered."""
-    known = _cache.get(node)
-    if known is None:
-        seen = _Look(_nodes([node]), outside or {}, reads_source)
-        known = _cache[node] = seen.result()
-        _imports_of[node] = seen.imported
-    return known
-
-
-def remember(tree: ast.Module, functions: Mapping[int, Looked]) -> None:
-    """Take over looks that another process had at the same file."""
-    todo: list[ast.AST] = list(tree.body)
-    while todo:
-        node = todo.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            known = functions.get(node.lineno)
-            if known is not None:
-                _cache[node] = known
-        elif isinstance(node, ast.stmt):
-            for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-                todo += getattr(node, name, ())
-        elif isinstance(node, (ast.ExceptHandler, ast.match_case)):
-            todo += node.body
-
-
-def look_at_file(tree: ast.Module, source: bytes) -> FileLook:
-    """Look at a module's top and at each of its functions."""
-    functions: list[ast.FunctionDef | ast.AsyncFunctionDef] = []
-    reads_source = READS_SOURCE.search(source) is not None
-    first = _Look(_top(tree, functions), {}, reads_source)
-    for function in functions:
-        first.names.setdefault(function.name, _HARMLESS)
-    top = first.result()
-    looks = [(f, look(f, first.names, reads_source=reads_source)) for f in functions]
-    every = [top, *(found for _, found in looks)]
-    usual = [
-        (f, found) for f, found in looks if not (f.name.startswith("__") and f.name.endswith("__"))
-    ]
-    imports: dict[str, set[Import]] = {}
-    for name, origin in first.imported:
-        imports.setdefault(name, set()).add(origin)
-    for function in functions:
-        for name, origin in _imports_of.pop(function, ()):
-            imports.setdefault(name, set()).add(origin)
-    return FileLook(
-        alone=frozenset().union(*(found.alone for found in every)),
-        helpers=frozenset(n for f, found in usual if found.when_called for n in _defined(f)),
-        setters=frozenset(n for f, found in usual if found.setter for n in _defined(f)),
-        passing=tuple((f.name, found.passed) for f, found in usual if found.passed),
-        giving=tuple((f.name, found.gives) for f, found in usual if found.gives),
-        called_with=frozenset().union(*(found.called_with for found in every)),
-        called=frozenset().union(*(found.called for found in every)),
-        functions={f.lineno: found for f, found in looks},
-        imports={name: frozenset(origins) for name, origins in imports.items()},
-        defined=frozenset(n for n, w in first.names.items() if w != _MAYBE),
-    )
-
-
-def _defined(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """The name of a function, and those of the functions at the top of its body."""
-    inner = [
-        n.name for n in function.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
-    ]
-    return [function.name, *inner]
-
-
-def _top(
-    tree: ast.Module, functions: list[ast.FunctionDef | ast.AsyncFunctionDef]
-) -> list[ast.AST]:
-    """The nodes outside of all functions; the outermost functions go into `functions`."""
-    found: list[ast.AST] = []
-    todo: list[ast.AST] = list(tree.body)
-    index = 0
-    while index < len(todo):
-        node = todo[index]
-        index += 1
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            functions.append(node)
-            todo.extend(node.decorator_list)
-            continue
-        found.append(node)
-        _children(node, todo)
-    return found
-
-
-def _nodes(roots: list[ast.AST]) -> list[ast.AST]:
-    """The nodes and everything in them."""
-    for node in roots:
-        _children(node, roots)
-    return roots
-
-
-def _children(node: ast.AST, into: list[ast.AST]) -> None:
-    """Add what stands in a node; names, constants and annotations trigger nothing."""
-    kind = node.__class__
-    fields = _fields.get(kind)
-    if fields is None:
-        fields = _fields[kind] = tuple(f for f in kind._fields if f not in _QUIET)
-    for name in fields:
-        value = getattr(node, name, None)
-        if value.__class__ is list:
-            for inner in value:  # type: ignore[union-attr]
-                if inner.__class__ not in _LEAVES:
-                    into.append(inner)
-        elif value.__class__ not in _LEAVES:
-            into.append(value)  # type: ignore[arg-type]
-
-
-_fields: dict[type, tuple[str, ...]] = {}
-_QUIET = frozenset({
-    "ctx", "annotation", "returns", "type_comment", "op", "ops", "type_params", "names", "name",
-    "id", "attr", "arg", "module", "level", "lineno", "posonlyargs", "kwonlyargs", "vararg",
-    "kwarg", "asname", "conversion", "simple", "is_async", "kind", "n", "s",
-})  # fmt: skip
-_LEAVES = frozenset({
-    ast.Load, ast.Store, ast.Del, ast.Name, ast.Constant, ast.Pass, ast.Break, ast.Continue,
-    ast.arg, ast.alias, str, int, bool, bytes, type(None),
-})  # fmt: skip
-
-
-def _named(node: ast.AST) -> set[str]:
-    """The names of a function's parameters, without self and cls."""
-    args = getattr(node, "args", None)
-    if not isinstance(args, ast.arguments):
-        return set()
-    found = {a.arg for a in (*args.posonlyargs, *args.args, *args.kwonlyargs)}
-    for rest in (args.vararg, args.kwarg):
-        if rest is not None:
-            found.add(rest.arg)
-    first = [*args.posonlyargs, *args.args][:1]
-    return found - ({a.arg for a in first} & {"self", "cls"})
-
-
-class _Look:
+class Effects:
     """One look at some nodes: a function with its inner ones, or a module's top."""
 
     def __init__(
@@ -347,14 +121,14 @@ class _Look:
 
     def _other(self, node: ast.AST, triggers: list[ast.AST]) -> None:
         if isinstance(node, _FUNCTIONS):
-            self._parameters |= _named(node)
-            first = [*node.args.posonlyargs, *node.args.args][:1]
-            self._receivers |= {a.arg for a in first} & {"self", "cls"}
+            own, receivers = parameters(node.args)
+            self._parameters |= own
+            self._receivers |= receivers
             if not isinstance(node, ast.Lambda):
                 self._functions.add(node.name)
-                self.names.setdefault(node.name, _HARMLESS)
+                self.names.setdefault(node.name, HARMLESS)
         elif isinstance(node, ast.ClassDef):
-            self.names.setdefault(node.name, _HARMLESS)
+            self.names.setdefault(node.name, HARMLESS)
         elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
             if node.value is not None:
                 self._note(node.target, node.value)
@@ -372,11 +146,11 @@ class _Look:
                     local = alias.asname or alias.name.partition(".")[0]
                 else:
                     origin = (node.module or "", node.level, alias.name)
-                self.names[local] = _MAYBE
+                self.names[local] = MAYBE
                 self.imported.append((local, origin))
         elif isinstance(node, ast.Global):
             for name in node.names:
-                self.names[name] = self._outside.get(name, _MAYBE)
+                self.names[name] = self._outside.get(name, MAYBE)
         elif isinstance(node, ast.keyword):
             if node.arg in DOORS:
                 self._alone.add("")
@@ -396,31 +170,18 @@ class _Look:
                 self._note(element, parts[index] if whole else value)  # type: ignore[index]
         elif isinstance(target, ast.Name):
             weight = self._weight(value)
-            if _copied(value) in self._parameters:
+            if copied_from(value) in self._parameters:
                 self._copies.add(target.id)
-            if weight == _HOLDER and isinstance(value, _LITERALS[:4]):
+            if weight == HOLDER and isinstance(value, _LITERALS[:4]):
                 if self._foreign_roots(value):
                     self._tables.add(target.id)
             self.names[target.id] = max(self.names.get(target.id, 0), weight)
-            if weight == _MAYBE:
+            if weight == MAYBE:
                 origins = {r for r in self._origins(value) if r != target.id}
                 self._derived.setdefault(target.id, set()).update(origins)
-            giver = self._given_through(value)
+            giver = part_of(value)
             if giver is not None:
                 self._through.setdefault(target.id, set()).add(giver)
-
-    @staticmethod
-    def _given_through(value: ast.expr) -> str | None:
-        """The name whose class, or part, a value is: ``x``, ``x.Klass``, ``getattr(x, …)``."""
-        if isinstance(value, ast.Call):
-            if not isinstance(value.func, ast.Name) or value.func.id != "getattr":
-                return None
-            return _root(value.args[0]) if value.args else None
-        if isinstance(value, ast.Name):
-            return value.id
-        if isinstance(value, ast.Attribute) and value.attr.lstrip("_")[:1].isupper():
-            return _root(value)
-        return None
 
     def _is_given(self, name: str) -> bool:
         """Whether a local name stands for a parameter, or for a class in it."""
@@ -446,9 +207,9 @@ class _Look:
             for element in target.elts:
                 self._note_loop(element, iterated)
         elif isinstance(target, ast.Name):
-            weight = _HARMLESS if self._loops_harmlessly(iterated) else _MAYBE
+            weight = HARMLESS if self._loops_harmlessly(iterated) else MAYBE
             self.names[target.id] = max(self.names.get(target.id, 0), weight)
-            if weight == _MAYBE:
+            if weight == MAYBE:
                 origins = {r for r in self._origins(iterated) if r != target.id}
                 self._derived.setdefault(target.id, set()).update(origins)
 
@@ -461,15 +222,15 @@ class _Look:
             if isinstance(func, ast.Name):
                 if func.id in _MAKING:
                     giving = func.id == "open" and self._reads_source
-                    return _MAYBE if giving else _HOLDER
+                    return MAYBE if giving else HOLDER
                 # A class by its spelling: what it makes is an object.
-                return _HARMLESS if func.id.lstrip("_")[:1].isupper() else _MAYBE
-            return _MAYBE
+                return HARMLESS if func.id.lstrip("_")[:1].isupper() else MAYBE
+            return MAYBE
         if isinstance(value, _LITERALS):
-            return _HOLDER
+            return HOLDER
         if isinstance(value, ast.BinOp):
-            return _MAYBE if self._reads_source else _HARMLESS
-        return _HARMLESS if isinstance(value, _PLAIN) else _MAYBE
+            return MAYBE if self._reads_source else HARMLESS
+        return HARMLESS if isinstance(value, _PLAIN) else MAYBE
 
     def _origins(self, value: ast.expr) -> set[str]:
         """The names, or calls, on which it depends what a value is."""
@@ -479,16 +240,16 @@ class _Look:
                 return self._returned(func.id, value)
             if isinstance(func, ast.Attribute) and func.attr not in _GIVING_NAMES:
                 if func.attr in ("items", "values", "keys", "get", "pop", "copy"):
-                    root = _root(func.value)
+                    root = root_of(func.value)
                     if root is None and isinstance(func.value, ast.Call):
                         return self._origins(func.value)
                     return {""} if root is None else {root}
                 return self._returned(func.attr, value)
             return {""}
         if isinstance(value, (ast.Name, ast.Attribute, ast.Subscript)):
-            root = _root(value)
+            root = root_of(value)
             if root is None:
-                inner = _innermost(value)
+                inner = innermost(value)
                 return self._origins(inner) if isinstance(inner, ast.Call) else {""}
             return {root}
         if isinstance(value, ast.BoolOp):
@@ -511,26 +272,26 @@ class _Look:
             elif isinstance(given, ast.Dict):
                 todo += given.values
             elif isinstance(given, (ast.Name, ast.Attribute)):
-                root = _root(given)
+                root = root_of(given)
                 if root is not None and root not in self._parameters | self._receivers:
                     found.add(f"{PASSED}{name}:{root}")
         return found
 
     def _weight_of_method(self, func: ast.Attribute) -> int:
         if func.attr in _GIVING:
-            return _MAYBE
-        root = _root(func.value)
+            return MAYBE
+        root = root_of(func.value)
         if func.attr in _LOOKUPS:
             mine = root is None or root in self._receivers or root in self._parameters
-            return _HARMLESS if mine else _MAYBE
+            return HARMLESS if mine else MAYBE
         if func.attr in _GIVING_SOURCE and self._reads_source:
-            return _MAYBE
-        if func.attr in ("split", "partition") and "ersion" in _last(func.value):
-            return _MAYBE
+            return MAYBE
+        if func.attr in ("split", "partition") and "ersion" in last_of(func.value):
+            return MAYBE
         # A function of a module of the project's may give anything.
         if root in self._receivers:
-            return _MAYBE if self._is_method_call(func) else _HARMLESS
-        return _HARMLESS
+            return MAYBE if self._is_method_call(func) else HARMLESS
+        return HARMLESS
 
     @staticmethod
     def _is_method_call(func: ast.Attribute) -> bool:
@@ -541,12 +302,10 @@ class _Look:
             func = iterated.func
             if isinstance(func, ast.Attribute):
                 if func.attr in ("items", "values", "keys", "copy"):
-                    root = _root(func.value)
+                    root = root_of(func.value)
                     if root in self._parameters or root in self._receivers:
                         return True
-                    return (
-                        isinstance(func.value, ast.Call) and self._weight(func.value) == _HARMLESS
-                    )
+                    return isinstance(func.value, ast.Call) and self._weight(func.value) == HARMLESS
                 return True
             if isinstance(func, ast.Name) and func.id in ("range", "open"):
                 return True
@@ -555,12 +314,12 @@ class _Look:
                 and func.id in ("enumerate", "zip")
                 and all(map(self._loops_harmlessly, iterated.args))
             )
-        root = _root(iterated)
+        root = root_of(iterated)
         return root in self._receivers or (root is not None and root in self._parameters)
 
     def _standing(self, root: str) -> int:
         known = self.names.get(root)
-        return self._outside.get(root, _MAYBE) if known is None else known
+        return self._outside.get(root, MAYBE) if known is None else known
 
     def _roots(self, name: str) -> set[str]:
         """The names, or calls, on which it depends what a name stands for."""
@@ -585,13 +344,13 @@ class _Look:
             ):
                 continue  # the caller knows
             elif current in self._outside:
-                if self._outside[current] == _MAYBE:
+                if self._outside[current] == MAYBE:
                     found.add(current)
-                elif self._outside[current] == _HOLDER:
+                elif self._outside[current] == HOLDER:
                     found.add("")
             elif current not in imported:
                 known = self.names.get(current)
-                if known is None or known == _MAYBE or (known == _HOLDER and current != name):
+                if known is None or known == MAYBE or (known == HOLDER and current != name):
                     found.add("")
         return found
 
@@ -607,15 +366,15 @@ class _Look:
         if isinstance(node, ast.Starred):
             return self._foreign_roots(node.value)
         if isinstance(node, (ast.Attribute, ast.Name, ast.Subscript)):
-            root = _root(node)
+            root = root_of(node)
             if root is None:
-                inner = _innermost(node)
+                inner = innermost(node)
                 return self._foreign_roots(inner) if isinstance(inner, ast.Call) else {""}
             if root in self._receivers or root in self._parameters:
                 return set()
-            return self._roots(root) if self._standing(root) != _HARMLESS else set()
+            return self._roots(root) if self._standing(root) != HARMLESS else set()
         if isinstance(node, ast.Call):
-            return self._origins(node) if self._weight(node) == _MAYBE else set()
+            return self._origins(node) if self._weight(node) == MAYBE else set()
         if isinstance(node, ast.IfExp):
             return self._foreign_roots(node.body) | self._foreign_roots(node.orelse)
         if isinstance(node, ast.BoolOp):
@@ -643,27 +402,27 @@ class _Look:
                 return {""}
             if node.id in self._parameters and node.id not in self.names:
                 return {GIVEN}
-            if node.id in self._receivers or self._standing(node.id) == _HARMLESS:
+            if node.id in self._receivers or self._standing(node.id) == HARMLESS:
                 return set()
-            if self._standing(node.id) == _HOLDER:
+            if self._standing(node.id) == HOLDER:
                 if node.id in self._copies:
                     return {GIVEN}
                 return {""} if node.id in self._tables else set()
             return self._given_by(self._roots(node.id))
         if isinstance(node, (ast.Attribute, ast.Subscript)):
-            root = _root(node)
+            root = root_of(node)
             if root is None:
-                inner = _innermost(node)
+                inner = innermost(node)
                 return self._given(inner) if isinstance(inner, ast.Call) else {""}
             if root in self._receivers or root in self._parameters:
                 return set()
-            return {""} if self._standing(root) == _MAYBE else set()
+            return {""} if self._standing(root) == MAYBE else set()
         if isinstance(node, (ast.Tuple, ast.List)):
             return set().union(*map(self._given, node.elts))
         if isinstance(node, ast.Dict):
             return set().union(*map(self._given, node.values))
         if isinstance(node, ast.Call):
-            if self._weight(node) != _MAYBE:
+            if self._weight(node) != MAYBE:
                 return set()
             return self._given_by(self._origins(node))
         if isinstance(node, ast.IfExp):
@@ -696,13 +455,13 @@ class _Look:
             self._write(target.value, container=True)
 
     def _write(self, owner: ast.expr, *, special: bool = False, container: bool = False) -> None:
-        root = _root(owner)
-        special = special or _has_special(owner)
+        root = root_of(owner)
+        special = special or is_special(owner)
         if root is None:
             # What a call gives may be a module or a class.
-            inner = _innermost(owner)
+            inner = innermost(owner)
             if isinstance(inner, ast.Call) and not special:
-                if self._weight(inner) == _MAYBE:
+                if self._weight(inner) == MAYBE:
                     self._alone |= self._origins(inner)
             elif not isinstance(inner, ast.Constant):
                 self._alone.add("")
@@ -722,9 +481,9 @@ class _Look:
             direct = container and isinstance(owner, ast.Name)
             if special:
                 self._alone.add("")
-            elif standing == _MAYBE:
+            elif standing == MAYBE:
                 self._alone |= self._roots(root)
-            elif standing == _HOLDER and not direct:
+            elif standing == HOLDER and not direct:
                 self._alone.add("")
 
     def _call(self, node: ast.Call) -> None:
@@ -733,11 +492,11 @@ class _Look:
         if not name:
             return
         if isinstance(func, ast.Attribute):
-            base = _root(func.value)
+            base = root_of(func.value)
             own = (
                 base is None
                 or base in self._receivers
-                or (base not in self._parameters and self._standing(base) == _MAYBE)
+                or (base not in self._parameters and self._standing(base) == MAYBE)
             )
         else:
             own = True
@@ -751,7 +510,7 @@ class _Look:
             for given in (*node.args, *(k.value for k in node.keywords)):
                 for root in self._foreign_roots(given):
                     self._called_with.add((name, root))
-                base = _root(given)
+                base = root_of(given)
                 if base is not None and base in self._parameters:
                     self._passed.add(name)
         if name in _SETTERS:
@@ -760,7 +519,7 @@ class _Look:
         elif name == "patch" or (
             name in ("object", "dict", "multiple")
             and isinstance(func, ast.Attribute)
-            and _last(func.value) == "patch"
+            and last_of(func.value) == "patch"
         ):
             self._alone.add("")
         elif name in _CONTAINER_CALLS:
@@ -774,7 +533,7 @@ class _Look:
             self._registering(func, node)
         elif name in _ALWAYS:
             if name in ("impl", "wrap", "_wrap") and isinstance(func, ast.Attribute):
-                base = _root(func.value)
+                base = root_of(func.value)
                 if base in self._parameters:
                     self._when_called = self._setter = True
                     return
@@ -789,17 +548,17 @@ class _Look:
         if not isinstance(func, ast.Attribute):
             return
         owner = func.value
-        special = _has_special(owner)
-        root = _root(owner)
+        special = is_special(owner)
+        root = root_of(owner)
         if root in self._parameters:
             self._when_called = True
             if not special:
                 return
         if root in self._receivers and not special:
             return
-        if root is not None and not special and self._standing(root) != _MAYBE:
+        if root is not None and not special and self._standing(root) != MAYBE:
             return
-        last = _last(owner)
+        last = last_of(owner)
         stem = last.lstrip("_")
         if (
             special
@@ -814,7 +573,7 @@ class _Look:
     def _registering(self, func: ast.expr, node: ast.Call) -> None:
         if not isinstance(func, ast.Attribute):
             return
-        root = _root(func.value)
+        root = root_of(func.value)
         if root in self._receivers:
             return
         if root in self._parameters:
@@ -822,7 +581,7 @@ class _Look:
             return
         if root is None:
             self._alone.add("")
-        elif self._standing(root) == _MAYBE:
+        elif self._standing(root) == MAYBE:
             self._alone |= self._roots(root)
 
 
@@ -831,40 +590,3 @@ _NOTED = frozenset({
     ast.For, ast.AsyncFor, ast.comprehension, ast.withitem, ast.Import, ast.ImportFrom,
     ast.Global, ast.keyword, ast.Dict, ast.AugAssign, ast.Delete, ast.Return, ast.Yield,
 })  # fmt: skip
-
-
-def _copied(value: ast.expr) -> str | None:
-    """The name of what ``dict(x)``, ``list(x)`` or ``{**x}`` copies."""
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
-        if value.func.id in ("dict", "list", "tuple", "sorted") and len(value.args) == 1:
-            return _root(value.args[0])
-    elif isinstance(value, ast.Dict) and None in value.keys:
-        return _root(value.values[value.keys.index(None)])
-    return None
-
-
-def _innermost(node: ast.expr) -> ast.expr:
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    return node
-
-
-def _root(node: ast.expr) -> str | None:
-    inner = _innermost(node)
-    return inner.id if isinstance(inner, ast.Name) else None
-
-
-def _last(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
-def _has_special(node: ast.expr) -> bool:
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        if isinstance(node, ast.Attribute) and node.attr in ("__class__", "__dict__"):
-            return True
-        node = node.value
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and (node.func.id in ("type", "vars"))
-    )
