@@ -7,8 +7,10 @@ import re
 from collections.abc import Callable, Mapping
 from weakref import WeakKeyDictionary
 
-from patchkit.audit._prescan.effects import HARMLESS, MAYBE, Effects
+from patchkit.audit._prescan.collecting import collect
+from patchkit.audit._prescan.effects import effects
 from patchkit.audit._prescan.looks import FileLook, Import, Looked
+from patchkit.audit._prescan.names import HARMLESS, MAYBE, Names
 from patchkit.audit._prescan.syntax import Function, everything_in, outside_of_functions
 
 # Without one of these no text of an installed file is in reach.
@@ -46,7 +48,7 @@ def look(node: ast.AST) -> Looked:
     """One look at a function, remembered; without its file, the names around may be anything."""
     known = _cache.get(node)
     if known is None:
-        known = _cache[node] = Effects(everything_in(node), {}, True).result()
+        known = _cache[node] = _looked(everything_in(node), Names({}, reads_source=True))
     return known
 
 
@@ -69,19 +71,18 @@ def remember(tree: ast.Module, functions: Mapping[int, Looked]) -> None:
 def look_at_file(tree: ast.Module, source: bytes) -> FileLook:
     """Look at a module's top and at each of its functions."""
     nodes, functions = outside_of_functions(tree)
-    reads_source = _READS_SOURCE.search(source) is not None
-    first = Effects(nodes, {}, reads_source)
+    first = Names({}, reads_source=_READS_SOURCE.search(source) is not None)
     for function in functions:
-        first.names.setdefault(function.name, HARMLESS)
-    every = [first.result()]
+        first.weights.setdefault(function.name, HARMLESS)
+    every = [_looked(nodes, first)]
     looks: list[tuple[Function, Looked]] = []
     imported = list(first.imported)
     for function in functions:
-        inner = Effects(everything_in(function), first.names, reads_source)
-        found = inner.result()
+        names = Names(first.weights, first.reads_source)
+        found = _looked(everything_in(function), names)
         looks.append((function, found))
         every.append(found)
-        imported += inner.imported
+        imported += names.imported
     usual = [
         (f, found) for f, found in looks if not (f.name.startswith("__") and f.name.endswith("__"))
     ]
@@ -98,8 +99,12 @@ def look_at_file(tree: ast.Module, source: bytes) -> FileLook:
         called=frozenset().union(*(found.called for found in every)),
         functions={f.lineno: found for f, found in looks},
         imports={name: frozenset(origins) for name, origins in imports.items()},
-        defined=frozenset(n for n, w in first.names.items() if w != MAYBE),
+        defined=frozenset(n for n, w in first.weights.items() if w != MAYBE),
     )
+
+
+def _looked(nodes: list[ast.AST], names: Names) -> Looked:
+    return effects(collect(nodes, names), names)
 
 
 def _defined(function: Function) -> list[str]:
