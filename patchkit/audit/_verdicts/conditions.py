@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 
 from patchkit.audit._findings import Verdict, VerdictKind
 from patchkit.audit._guards import Ways, World, all_true, describe
@@ -28,8 +27,8 @@ class AtVersion(World):
         self,
         target: Target,
         versions: Versions,
-        added: Mapping[str, int] = MappingProxyType({}),
-        judged: str = "",
+        added: Mapping[str, int],
+        judged: str,
     ) -> None:
         self._target = target
         self._versions = versions

@@ -22,11 +22,15 @@ def moved(case: Case, fate: Fate) -> Verdict:
     also = f"; {fate.also}" if fate.also else ""
     return Verdict(
         version=case.label,
-        kind=VerdictKind.MOVED if fate.kind is Kind.MOVED else VerdictKind.RENAMED,
+        kind=_how(fate),
         text=f"it is {fate.new_symbol} there ({fate.evidence}{also})",
         new_symbol=fate.new_symbol,
         confidence=fate.confidence,
     )
+
+
+def _how(fate: Fate) -> VerdictKind:
+    return VerdictKind.MOVED if fate.kind is Kind.MOVED else VerdictKind.RENAMED
 
 
 class Whereabouts:
@@ -144,7 +148,7 @@ def _owner_gone(case: Case, place: str, last: str) -> Verdict:
     if fate is not None and fate.new_symbol is not None:
         return Verdict(
             version=case.label,
-            kind=VerdictKind.MOVED if fate.kind is Kind.MOVED else VerdictKind.RENAMED,
+            kind=_how(fate),
             text=f"{place} is {fate.new_symbol} there ({fate.evidence})",
             new_symbol=f"{fate.new_symbol}.{last}",
             confidence=fate.confidence,
