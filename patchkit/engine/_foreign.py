@@ -48,6 +48,14 @@ def others(target: Target, facts: Any | None, ours: Any = None) -> list[str]:
     return found
 
 
+def other_class(target: Target) -> list[str]:
+    """A class of another package under a class's name."""
+    if target.kind != "class":
+        return []
+    home = inert.class_name(target.value).partition(".")[0].partition(":")[0]
+    return [] if home == target.symbol.package else [inert.describe(target.value)]
+
+
 def _of_type(layer: Any) -> str:
     """A wrapper object; wrapt's say who wraps."""
     try:

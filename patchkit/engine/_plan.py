@@ -19,7 +19,7 @@ from patchkit.engine._declare import Adapter, Patch
 from patchkit.engine._discover import find_adapter, side_of
 from patchkit.engine._journal import Entry
 from patchkit.engine._owners import bookkeeping
-from patchkit.engine._preflight import PlannedPatch, prepare
+from patchkit.engine._preflight import PlannedPatch, prepare, rely
 from patchkit.engine._report import plan_as_dict
 from patchkit.engine._review import Review
 from patchkit.engine._switch import Switch
@@ -212,7 +212,7 @@ def _make(
     _declared_well(adapter, side, applying, skipped, review)
     planned = prepare(applying, review, switch)
     for symbol in adapter.relied_on(side):
-        review.judge(symbol)
+        rely(symbol, review)
     for symbol in set(accept) - set(review.unreviewed):
         review.violations.append(
             violation(

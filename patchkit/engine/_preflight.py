@@ -80,7 +80,7 @@ def prepare(
             review.violations.append(found)
             continue
         for symbol in patch.depends_on:
-            review.judge(symbol)
+            rely(symbol, review)
         if found is None:
             notes = build_static(patch, facts, review.violations)
             planned[id(patch)] = PlannedPatch(patch, None, facts, notes=notes)
@@ -105,6 +105,26 @@ def prepare(
         if built is not None:
             planned[id(patch)] = _with_slots(patch, target, facts, built, scan, review)
     return [planned[id(patch)] for patch in patches if id(patch) in planned]
+
+
+def rely(symbol: str, review: Review) -> None:
+    """Judge a symbol that is not patched: its source, and, where it is loaded, whose it is."""
+    facts = review.judge(symbol)
+    target = locate(Symbol.parse(symbol))
+    if not isinstance(target, Target):
+        return  # not loaded, or made on demand
+    if target.function is None and facts is not None and facts.decorators:
+        return  # a decorator's object (a kernel, say), which shows no function
+    for who in foreign.others(target, facts, process.is_ours) or foreign.other_class(target):
+        review.violations.append(
+            violation(
+                symbol,
+                "somebody else has patched it, and the adapter relies on it",
+                expected="what its own package defines",
+                found=who,
+                remedy="remove the other patch, or install before it is applied",
+            )
+        )
 
 
 def _find(

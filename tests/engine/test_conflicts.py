@@ -17,7 +17,7 @@ from patchkit.engine.errors import (
     VerificationError,
 )
 
-from .conftest import Toys, patch, rollout
+from .conftest import Toys, patch, reviewed, rollout
 
 
 def plus(text: str) -> Any:
@@ -123,6 +123,33 @@ def test_a_foreign_wrapper_is_named_and_refused(mk: Toys, way: str, named: str) 
         install(rollout(patch(f"{up.__name__}:f", new)), "rollout")
     assert "somebody else has patched it" in str(caught.value)
     assert named in str(caught.value)
+
+
+RELIED = """
+def f(x=1): return g(x)
+def g(x=1): return 'old'
+class Norm:
+    def forward(self, x): return 'old'
+"""
+
+
+@pytest.mark.parametrize("name", ["g", "Norm", "Norm.forward"])
+@pytest.mark.parametrize("how", ["relies_on", "depends_on"])
+def test_what_is_relied_on_is_held_to_be_upstreams_too(mk: Toys, name: str, how: str) -> None:
+    """Its source is as reviewed; what is loaded is somebody else's."""
+    up = mk(RELIED)
+    n = up.__name__
+    symbols = (f"{n}:g", f"{n}:Norm", f"{n}:Norm.forward")
+    on_patch, on_adapter = ({how: symbols}, {}) if how == "depends_on" else ({}, {how: symbols})
+    adapter = rollout(
+        patch(f"{n}:f", new, **on_patch), reviewed=reviewed(f"{n}:f", *symbols), **on_adapter
+    )
+    with install(adapter, "rollout"):
+        pass
+    owner = up.Norm if name == "Norm.forward" else up
+    setattr(owner, name.rpartition(".")[2], Toys if name == "Norm" else new)
+    with pytest.raises(PreflightError, match=rf"(?s){name}: somebody else.*relies on it"):
+        install(adapter, "rollout")
 
 
 def test_upstreams_own_decorators_are_no_conflict(mk: Toys) -> None:
