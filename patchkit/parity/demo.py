@@ -27,7 +27,11 @@ from patchkit.parity.stock_scorer import StockScorer
 from patchkit.parity.trainer_group import TrainerGroup
 from patchkit.parity.workload import Rollout, by_sequence, mixed_prompts
 from patchkit.runtime.artifact import Artifact
-from patchkit.runtime.attestation import collect_attestations, rollout_processes
+from patchkit.runtime.attestation import (
+    collect_attestations,
+    rollout_processes,
+    trainer_processes,
+)
 from patchkit.runtime.reach import require_reached
 from patchkit.runtime.weights import Receipt
 
@@ -173,18 +177,25 @@ class _Run:
             )
             self._stack.callback(self.engine.close)
             self.engine.llm.collective_rpc("patchkit_attest")
+            compared = self.contract.environment.compared
             self.result.attestations = collect_attestations(
                 self.folder / "attestations",
                 rollout_processes(tensor_parallel=rollout.tensor),
                 contract_digest=self.contract.digest,
-                environment=self.contract.environment.compared,
+                environment=compared,
             )
             self.result.manifests = self.trainer.ready()
+            trained = collect_attestations(
+                self.folder / "attestations",
+                trainer_processes(ranks),
+                contract_digest=self.contract.digest,
+                environment={**compared, "PATCHKIT_ENABLE": ""},
+            )
         self.artifact = Artifact(
             self.contract.as_dict(),
             unreviewed={s for m in self.result.manifests for s in m["unreviewed"]},
         )
-        self.artifact.add_attestations(self.result.attestations)
+        self.artifact.add_attestations([*self.result.attestations, *trained])
         with self._timed("sync", "compare the weights that both sides hold"):
             self._synced(self.engine.sync.begin(self._receipt(), version=0))
 

@@ -46,6 +46,10 @@ def check_phases(result: dict, at_least: int) -> None:
 def test_every_bit_agrees_in_both_phases_where_the_stock_pair_does_not(tmp_path: Path) -> None:
     result = passed(run_demo(tmp_path))
     check_phases(result, at_least=4000)
+    attested = json.loads(Path(result["artifact"]).read_text())["attestations"]
+    assert {(a["role"], a["rank"]) for a in attested} >= {
+        ("worker", 0), ("trainer", 0), ("trainer", 1),
+    }  # fmt: skip
     for phase in result["phases"]:
         assert phase["stock"]["token_count"] == phase["recompute"]["token_count"]
         assert phase["stock"]["mismatch_count"] > 0.9 * phase["stock"]["token_count"]
