@@ -19,12 +19,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from patchkit.errors import Violation, ViolationsError
 from patchkit.runtime.caches import CACHE_VARIABLES, unkeyed
 from patchkit.runtime.files import write_atomically
+from patchkit.symbols import installed_version
 
 __all__ = [
     "Attestation",
@@ -93,6 +95,7 @@ class Attestation:
         unreviewed: Symbols accepted without review.
         environment: Variables that matter, as the process sees them.
         manifest: The runtime manifest itself.
+        packages: Versions of the contract's packages, as installed where the process runs.
     """
 
     role: str
@@ -106,6 +109,7 @@ class Attestation:
     unreviewed: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     manifest: Mapping[str, Any] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
     python: str = ""
     written: float = 0.0
     schema: int = SCHEMA
@@ -121,6 +125,11 @@ class Attestation:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def other_packages(self, wanted: Mapping[str, str | None]) -> dict[str, str]:
+        """Those that are installed here in another version; a trainer calls no engine."""
+        seen = {k: v for k, v in self.packages.items() if (self.role, k) != ("trainer", "vllm")}
+        return {k: v for k, v in seen.items() if wanted.get(k, v) != v}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Attestation:
@@ -173,6 +182,7 @@ def _describe(role: str, rank: int, installation: Any) -> Attestation:
         unreviewed=unreviewed,
         environment=_environment(),
         manifest=manifest,
+        packages={p: installed_version(p) for p in _packages(os.environ) if find_spec(p)},
         python=platform.python_version(),
         written=time.time(),
     )
@@ -183,6 +193,12 @@ def _environment() -> dict[str, str]:
     named = os.environ.get("PATCHKIT_VARIABLES", "").split()
     seen = sorted(os.environ.items())
     return {k: v for k, v in seen if k.startswith(_FAMILIES) or k in named}
+
+
+def _packages(environment: Mapping[str, str]) -> dict[str, str]:
+    """The contract's packages, as the driver has them."""
+    versions: dict[str, str] = json.loads(environment.get("PATCHKIT_PACKAGES") or "{}")
+    return versions
 
 
 def write_attestation(run_dir: str | Path, attestation: Attestation) -> Path:
@@ -315,6 +331,11 @@ def compare_attestations(
                 )
             )
         violations += _installed_for_another(a)
+        wanted = _packages(a.environment)
+        violations += [
+            _differs(a, f"has another {name} installed than the driver", wanted[name], version)
+            for name, version in a.other_packages(wanted).items()
+        ]
         given = environment or {}
         own_caches = _installed_by_plugin(a)
         if own_caches:

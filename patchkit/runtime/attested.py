@@ -59,6 +59,10 @@ def check_attested(
             )
         if a.state not in ("active", "pending"):
             yield _broken(a.who, "nothing is active in it", "active or pending", a.state)
+        for name, version in a.other_packages(contract["content"].get("packages", {})).items():
+            yield _broken(
+                a.who, f"ran another {name}", contract["content"]["packages"][name], version
+            )
         yield from _manifest(a, contract["content"])
         # Trainers of one run may be of several adapters (the doctor's); within one, equal.
         place = (a.role, str(a.manifest.get("adapter")), str(a.manifest.get("side")))

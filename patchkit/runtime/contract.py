@@ -256,6 +256,7 @@ def preflight(
         "PATCHKIT_SAMPLING": profile.content.sampling.policy,
         "PATCHKIT_CONTRACT_DIGEST": digest_of(content),
         "PATCHKIT_RUN_DIR": str(Path(run_dir).absolute()),
+        "PATCHKIT_PACKAGES": json.dumps(content["packages"]),
         "PATCHKIT_VARIABLES": " ".join(sorted(profile.content.environment)),
         # Empty where nothing was chosen: what an earlier run left would be inherited.
         "PATCHKIT_PROVIDERS": _chosen(profile.content.providers.use),

@@ -49,6 +49,7 @@ def activate() -> Any:
         PATCHKIT_ACCEPT: Optional JSON object, symbol to digest, of drifted symbols
             accepted for this run.
         PATCHKIT_CONTRACT_DIGEST: Optional; attested, and compared by the driver.
+        PATCHKIT_PACKAGES: Optional JSON object, package to version in the driver; attested.
         PATCHKIT_VARIABLES: Optional; names of further variables to attest.
 
     Raises:

@@ -251,6 +251,7 @@ def set_to(value, *keys):
         (set_to("../run.json", "sidecar", "file"), "without a folder"),
         (set_to("x", "attestations", 0, "contract_digest"), "attested another contract"),
         (set_to(["m:f"], "attestations", 0, "unreviewed"), "does not mention"),
+        (set_to({"up": "2.0"}, "attestations", 0, "packages"), "ran another up"),
     ],
 )
 def test_a_repaired_digest_does_not_help(tmp_path, change, words):

@@ -15,6 +15,7 @@ from patchkit.runtime.attestation import (
     Process,
     attest,
     collect_attestations,
+    compare_attestations,
     read_attestations,
     rollout_processes,
     trainer_processes,
@@ -102,6 +103,18 @@ def test_what_an_earlier_contract_installed_is_not_the_later_ones(tmp_path, name
     fill(tmp_path, r1=[made(1, environment=asked, manifest={**good, name: "earlier"})])
     with pytest.raises(AttestationError, match=f"worker 1(?s:.)*another {name} installed"):
         collect(tmp_path)
+
+
+def test_packages_of_another_version_are_named(tmp_path):
+    """On another machine, where the patched code may be the same, and the kernels are not."""
+    given = {"OMP_NUM_THREADS": "1", "PATCHKIT_PACKAGES": '{"torch": "2.13.0", "vllm": "0.32.0"}'}
+    fill(tmp_path, r1=[made(1, environment=given, packages={"torch": "2.13.0"})])
+    assert collect(tmp_path)
+    fill(tmp_path, r1=[made(1, environment=given, packages={"torch": "2.14.0"})])
+    with pytest.raises(AttestationError, match=r"worker 1(?s:.)*another torch(?s:.)*2\.14\.0"):
+        collect(tmp_path)
+    other = made(0, role="trainer", environment=given, packages={"vllm": "0.31.0"})
+    assert compare_attestations([other], trainer_processes(1)) == [], "a trainer may have another"
 
 
 def test_nobody_at_all_names_all(tmp_path):

@@ -18,6 +18,7 @@ from patchkit.errors import ConfigurationError, Violation
 from patchkit.runtime.attestation import read_attestations
 from patchkit.runtime.contract import Contract, ContractError, observe, preflight
 from patchkit.runtime.environment import Environment, LateEnvironmentError
+from patchkit.symbols import installed_version
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,6 +52,8 @@ def test_a_process_attests_every_variable_that_the_profile_names(tmp_path):
     subprocess.run([sys.executable, "-c", code], env=given.for_child(), check=True)
     (told,) = read_attestations(tmp_path)
     assert {k: told.environment.get(k) for k in given.compared} == given.compared
+    assert told.packages == {k: installed_version(k) for k in told.packages}
+    assert set(told.packages) <= set(json.loads(given.variables["PATCHKIT_PACKAGES"]))
 
 
 @pytest.mark.parametrize(
