@@ -107,10 +107,12 @@ class Installation:
                 watch.remove(self._executed)
                 return False
             self._journal = journal.commit(self._plan.entries)
-        except BaseException:
+            self._take_ownership(self._patches)
+        except BaseException as error:
+            journal.restore(self._journal, cause=error)
+            self._give_up_ownership()
             watch.remove(self._executed)
             raise
-        self._take_ownership(self._patches)
         self._settle_state()
         return True
 
@@ -129,12 +131,12 @@ class Installation:
             try:
                 arrived = self._prepare_arrived(module, waiting)
                 self._journal += journal.commit([e for p in arrived for e in p.entries])
+                by_patch = {id(p.patch): p for p in arrived}
+                self._patches = [by_patch.get(id(p.patch), p) for p in self._patches]
+                self._take_ownership(arrived)
             except BaseException:
                 self._undo([e for e in self._journal if same(e.slot.read(), e.after)])
                 raise
-            by_patch = {id(p.patch): p for p in arrived}
-            self._patches = [by_patch.get(id(p.patch), p) for p in self._patches]
-            self._take_ownership(arrived)
             self._settle_state()
             if self._canary is not None:
                 for planned in arrived:
@@ -181,6 +183,11 @@ class Installation:
             for new in new_functions(planned):
                 process.own(new, self.adapter.name, self.side, planned.patch.symbol)
         clear_caches(patches)
+
+    def _give_up_ownership(self) -> None:
+        for planned in self._patches:
+            for new in new_functions(planned):
+                process.disown(new)
 
     def _settle_state(self) -> None:
         if self._broken:
@@ -275,9 +282,7 @@ class Installation:
         self._state = "undone"
         self._claims = 0
         process.installations.pop((self.adapter.name, self.side), None)
-        for planned in self._patches:
-            for new in new_functions(planned):
-                process.disown(new)
+        self._give_up_ownership()
         clear_caches(self._patches)
         for planned in self._patches:
             for old, new in leftovers(planned):

@@ -11,9 +11,10 @@ from patchkit.engine import _shape as shape
 from patchkit.engine._declare import FROZEN, Patch
 from patchkit.engine._frozen import frozen_objects
 from patchkit.engine._owners import referrers_of
-from patchkit.engine._targets import Target
+from patchkit.engine._targets import Target, resolve
 from patchkit.engine.errors import violation
-from patchkit.errors import Violation
+from patchkit.errors import PatchkitError, Violation
+from patchkit.symbols import Symbol
 
 _SUSPENDED = {
     GeneratorType: ("gi_code", "gi_frame", "a generator"),
@@ -26,7 +27,14 @@ Live = list[tuple[Patch, Target, Any]]
 
 def too_late(live: Live) -> list[Violation]:
     """Everything for which this installation comes too late."""
-    return [*_running(live), *_suspended(live), *_frozen(live), *_cached(live), *_instances(live)]
+    return [
+        *_running(live),
+        *_suspended(live),
+        *_frozen(live),
+        *_cached(live),
+        *_unclearable(live),
+        *_instances(live),
+    ]
 
 
 def _codes(target: Target) -> set[CodeType]:
@@ -141,6 +149,33 @@ def _cached(live: Live) -> list[Violation]:
                         "install and at undo",
                     )
                 )
+    return found
+
+
+def _unclearable(live: Live) -> list[Violation]:
+    """Declared caches that are none: found out at the first clearing, it would be too late."""
+    found = []
+    for patch, _, _ in live:
+        for symbol in patch.caches:
+            if inert.loaded(Symbol.parse(symbol).module) is None:
+                continue
+            try:
+                there = resolve(symbol)
+            except PatchkitError as error:
+                told = str(error)
+            else:
+                if callable(getattr(there, "cache_clear", None)):
+                    continue
+                told = inert.describe(there)
+            found.append(
+                violation(
+                    patch.symbol,
+                    f"{symbol} cannot be cleared",
+                    expected="a functools cache",
+                    found=told,
+                    remedy="correct the patch's caches",
+                )
+            )
     return found
 
 

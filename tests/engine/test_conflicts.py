@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 import threading
 from typing import Any
 
 import pytest
 
-from patchkit.engine import install
+from patchkit.engine import Installation, _installation, install, installations
 from patchkit.engine.errors import (
     AlreadyInstalledError,
     PreflightError,
@@ -375,6 +376,40 @@ def test_cached_answers_are_too_late_unless_declared_and_then_cleared(mk: Toys) 
     with install(rollout(patch(symbol, new, caches=(f"{up.__name__}:use",))), "rollout"):
         assert up.use() == "new"
     assert up.use() == "old"
+
+
+@pytest.mark.parametrize("name", ["no_such", "EPS"])
+def test_a_declared_cache_that_is_none_is_refused(mk: Toys, name: str) -> None:
+    up = mk(UP + "EPS = 1\n")
+    n = up.__name__
+    with pytest.raises(PreflightError, match=f"{n}:{name} cannot be cleared"):
+        install(rollout(patch(f"{n}:f", new, caches=(f"{n}:{name}",))), "rollout")
+    assert up.f() == "old"
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_what_fails_after_the_last_slot_was_written_leaves_nothing(
+    mk: Toys, monkeypatch: pytest.MonkeyPatch, loaded: bool
+) -> None:
+    name = mk.write(UP)
+    finders = list(sys.meta_path)
+    if loaded:
+        importlib.import_module(name)
+        monkeypatch.setattr(_installation, "clear_caches", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            install(rollout(patch(f"{name}:f", new)), "rollout")
+    else:
+        install(rollout(patch(f"{name}:f", new)), "rollout")
+        monkeypatch.setattr(Installation, "_take_ownership", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            importlib.import_module(name)
+    assert installations() == []
+    assert sys.meta_path == finders
+    assert importlib.import_module(name).f() == "old"
+
+
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_cached_property_that_answered_is_too_late(mk: Toys) -> None:
