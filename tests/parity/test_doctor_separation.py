@@ -287,6 +287,10 @@ def test_tokens_that_one_run_lacks_are_counted() -> None:
     fewer = made("b", {k: v[:-10] for k, v in b.columns.items()})
     found = separate(a, fewer)
     assert (found.tokens, found.unmatched) == (TOKENS - 10, 10)
+    same = separate(a, made("b", {k: v[:-10] for k, v in a.columns.items()}))
+    assert same.mismatches == 0
+    assert not same.equal, "of the ten nothing is known"
+    assert "10 that only one run has" in render_separation(same)
 
 
 def test_the_page_stands_alone_and_says_what_was_found() -> None:

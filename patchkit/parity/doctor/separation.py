@@ -145,7 +145,8 @@ class Separation:
 
     @property
     def equal(self) -> bool:
-        return self.mismatches == 0
+        """Whether both runs have the same tokens, and the same log-probability of each."""
+        return self.mismatches == 0 and self.unmatched == 0
 
     def part(self, name: str) -> Part:
         return next(p for p in self.parts if p.name == name)
@@ -155,6 +156,11 @@ class Separation:
         """One sentence."""
         if self.equal:
             return f"Equal: {self.tokens:,} tokens, every log-probability"
+        if not self.mismatches:
+            return (
+                f"Of {self.tokens:,} tokens no log-probability differs, and {self.unmatched:,} "
+                "that only one run has were compared with nothing"
+            )
         largest = max(self.parts, key=lambda p: p.share)
         return (
             f"{self.mismatches:,} of {self.tokens:,} log-probabilities differ; the largest part "

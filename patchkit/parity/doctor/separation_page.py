@@ -79,7 +79,7 @@ def render_separation(separation: Separation) -> str:
 
 
 def _shares(separation: Separation) -> Iterator[str]:
-    if separation.equal:
+    if not separation.mismatches:
         return
     yield "<h2>What the difference is made of</h2><div class=bar>"
     for part in separation.parts:
@@ -131,7 +131,7 @@ def _notes(separation: Separation) -> Iterator[str]:
 
 
 def _pictures(separation: Separation) -> Iterator[str]:
-    if separation.equal:
+    if not separation.mismatches:
         return
     yield "<h2>Pictures</h2><div class=pictures>"
     yield _histogram(separation)
