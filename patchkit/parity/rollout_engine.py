@@ -195,7 +195,7 @@ class RolloutEngine:
     def _rollout(self, number: int, prompt: Sequence[int], output: Any, version: int) -> Rollout:
         completion = output.outputs[0]
         # Where the engine labels its outputs, its word counts and not ours.
-        spans = output_spans(completion) if hasattr(completion, "weight_versions") else ()
+        spans = output_spans(completion) if hasattr(self.llm, "update_weight_version") else ()
         return Rollout(
             number=number,
             prompt=tuple(prompt),
