@@ -283,10 +283,10 @@ class Installation:
         self._claims = 0
         process.installations.pop((self.adapter.name, self.side), None)
         self._give_up_ownership()
-        clear_caches(self._patches)
         for planned in self._patches:
             for old, new in leftovers(planned):
                 residue.make_inert(new, old)
+        clear_caches(self._patches)  # last: it calls foreign code, which may raise
 
     # -- context manager ----------------------------------------------------
 

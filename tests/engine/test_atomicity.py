@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import sys
 import threading
@@ -217,6 +218,22 @@ def test_a_keyboard_interrupt_is_rolled_back_too(mk: Toys, monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         install(adapter_of(up), "rollout")
     assert snapshot(up) == before
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_cache_that_raises_when_it_is_cleared(mk: Toys, waits: bool) -> None:
+    store = mk(
+        "class Cache:\n    def cache_clear(self): raise RuntimeError('not now')\nstore = Cache()\n"
+    )
+    name = mk.write("def f(x=1): return 'old'\n")
+    adapter = rollout(patch(f"{name}:f", lambda x=1: "new", caches=(f"{store.__name__}:store",)))
+    if not waits:
+        importlib.import_module(name)
+    with pytest.raises(RuntimeError, match="not now"):
+        install(adapter, "rollout")
+        importlib.import_module(name)
+    assert not installations()
+    assert importlib.import_module(name).f() == "old"
 
 
 def test_a_foreign_write_between_check_and_commit_is_seen(
