@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -63,6 +67,35 @@ def test_a_path_that_cannot_be_asked_about(
         main()
     assert stopped.value.code == 2
     assert long in json.loads(capsys.readouterr().out)["error"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
+@pytest.mark.parametrize("arguments", [["--help"], ["matrix", "qwen3_moe", "--json"]])
+def test_an_answer_that_finds_no_room_or_no_reader(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "patchkit", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "error: the answer: No space left on device; name another place\n"
+    read, written = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=written, stderr=subprocess.PIPE, text=True)
+    os.close(written)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_helper_that_is_interrupted_says_nothing() -> None:
+    code = (
+        "import os, signal, threading\n"
+        "from patchkit.symbols._scan import serve\n"
+        "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "serve()\n"
+    )
+    helper = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert helper.wait(60) == -signal.SIGINT
+    assert helper.stderr is not None and helper.stderr.read() == ""
 
 
 @pytest.mark.parametrize("command", WRITES)

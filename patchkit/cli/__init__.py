@@ -6,7 +6,9 @@ when it is called: ``patchkit diff`` must answer in a fraction of a second.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from difflib import get_close_matches
 from importlib import import_module
@@ -35,20 +37,31 @@ COMMANDS: dict[str, tuple[str, str]] = {
 def main() -> None:
     """Entry point of the console script."""
     args = sys.argv[1:]
+    try:
+        _run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the answer has read enough; nothing is left to be flushed at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        # A path that cannot even be asked about (no permission, a name too long), or an
+        # answer that finds no room. Anything else is nobody's input.
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        told = f"{error.filename or 'the answer'}: {error.strerror}; name another place"
+        if "--json" in args and error.filename is not None:
+            print(json.dumps({"error": told}))
+        else:
+            print(f"error: {told}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _run(args: list[str]) -> None:
     if args and args[0] in COMMANDS:
-        app = import_module(f"patchkit.cli.{COMMANDS[args[0]][0]}").app
-        try:
-            app(args=args[1:], prog_name=f"patchkit {args[0]}")
-        except OSError as error:
-            # A path that cannot even be asked about: no permission, a name too long.
-            if error.filename is None:
-                raise
-            told = f"{error.filename}: {error.strerror}; name another place, or give access to it"
-            if "--json" in args:
-                print(json.dumps({"error": told}))
-            else:
-                print(f"error: {told}", file=sys.stderr)
-            sys.exit(2)
+        import_module(f"patchkit.cli.{COMMANDS[args[0]][0]}").app(
+            args=args[1:], prog_name=f"patchkit {args[0]}"
+        )
         return
     if args and args[0] not in ("-h", "--help"):
         close = get_close_matches(args[0], COMMANDS, n=1)

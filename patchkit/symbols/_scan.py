@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import marshal
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -128,6 +129,8 @@ def _collect(helper: subprocess.Popen[bytes]) -> list:
 def serve() -> None:
     """What a helper does: a share on stdin, the records on stdout."""
     gc.disable()
+    # Ctrl-C reaches the whole group: whoever started this one says what there is to say.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     kind, location, package, share = marshal.load(sys.stdin.buffer)
     source = open_source(kind, location, package)
     results = [
