@@ -49,7 +49,13 @@ def _implementation(operator: str, module: str, operators: Collection[str]) -> A
         )
     # An implementation is a module below this package or elsewhere; it is imported here,
     # while this package is, so that no caller ever sees the reference under its name.
-    found = getattr(import_module(module), operator, None)
+    try:
+        found = getattr(import_module(module), operator, None)
+    except (ImportError, ValueError, TypeError) as error:
+        raise ProviderSelectionError(
+            f"{VARIABLE}: {module!r} cannot be imported ({error}); correct [providers.use] of "
+            "the profile, or install it here"
+        ) from error
     if found is None:
         raise ProviderSelectionError(
             f"{VARIABLE}: {module} has no {operator!r}; correct [providers.use] of the profile"

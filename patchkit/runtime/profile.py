@@ -358,9 +358,10 @@ def load_profile(path: str | Path) -> Profile:
     """
     path = Path(path)
     try:
-        text = path.read_text()
-    except OSError as e:
-        raise ConfigurationError(f"profile {path}: cannot be read ({e.strerror})") from e
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        why = e.strerror if isinstance(e, OSError) else f"no UTF-8 text: {e}"
+        raise ConfigurationError(f"profile {path}: cannot be read ({why})") from e
     return parse_profile(text, source=str(path))
 
 
@@ -369,7 +370,7 @@ def parse_profile(text: str, *, source: str = "<profile>") -> Profile:
     lines = key_lines(text)
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
+    except (ValueError, RecursionError) as e:  # its own, a number of 5,000 digits, deep nesting
         raise ProfileError(
             f"profile {source} is refused",
             [

@@ -562,6 +562,8 @@ def chosen(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[st
         (json.dumps({"selected": FAST}), "", "there is no operator 'selected'"),
         (json.dumps({"linear": FAST}), "", f"{FAST} has no 'linear'"),
         ("[1]", "", "expected a JSON object"),
+        ('{"linear": "no_such_package"}', "", "'no_such_package' cannot be imported"),
+        ('{"linear": ".relative"}', "", "'.relative' cannot be imported"),
     ],
 )
 def test_a_process_has_what_its_contract_chose(

@@ -105,8 +105,17 @@ def test_files(tmp_path):
     path.write_text("[profile\n")
     with pytest.raises(ProfileError, match="no TOML"):
         load_profile(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ConfigurationError, match="no UTF-8 text"):
+        load_profile(path)
     with pytest.raises(ConfigurationError, match="cannot be read"):
         load_profile(tmp_path / "never.toml")
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 99999, "a = " + "9" * 5000])
+def test_a_text_that_the_parser_cannot_take(text):
+    with pytest.raises(ProfileError, match="no TOML"):
+        parse_profile(text)
 
 
 def test_lines_of_keys():
