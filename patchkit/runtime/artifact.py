@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +32,7 @@ __all__ = [
     "Artifact",
     "ArtifactError",
     "Verified",
+    "complete",
     "merge_artifacts",
     "refuse_to_overwrite",
     "verify_artifact",
@@ -377,27 +380,38 @@ def verify_artifact(path: str | Path) -> Verified:
     path = Path(path)
     document = load_artifact(path)
     merged = document["kind"] == MERGED
-    try:
+    with complete(path):
         if merged:
             violations = _check_merged(path, document)
         else:
             violations = [*_check_rounds(path, document), *_check_rest(document)]
-    except (KeyError, TypeError, IndexError) as e:
-        violations = [
-            _broken(
-                "document", "a part is missing", "all parts of a run", f"{type(e).__name__} {e}"
-            )
-        ]
-    if violations:
-        raise ArtifactError(f"artifact {path} is refused", violations)
-    totals = {p: document["phases"][p]["totals"] for p in PHASES}
-    return Verified(
-        verdict=document["verdict"],
-        exact=_exact(totals),
-        unreviewed=tuple(document["unreviewed"]),
-        totals=totals,
-        runs=len(document["runs"]) if merged else 1,
-    )
+        if violations:
+            raise ArtifactError(f"artifact {path} is refused", violations)
+        totals = {p: document["phases"][p]["totals"] for p in PHASES}
+        return Verified(
+            verdict=document["verdict"],
+            exact=_exact(totals),
+            unreviewed=tuple(document["unreviewed"]),
+            totals=totals,
+            runs=len(document["runs"]) if merged else 1,
+        )
+
+
+@contextmanager
+def complete(path: Path) -> Iterator[None]:
+    """Read parts of a document whose digest is right, and whose parts may still be any.
+
+    Raises:
+        ArtifactError: One is missing, or has another form.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, struct.error) as e:
+        problem, found = "a part is missing, or another thing", f"{type(e).__name__} {e}"
+        raise ArtifactError(
+            f"artifact {path} is refused",
+            [_broken("document", problem, "all parts of a run", found)],
+        ) from e
 
 
 def _check_rounds(path: Path, document: Mapping[str, Any]) -> Iterator[Violation]:

@@ -16,6 +16,7 @@ from patchkit.runtime.artifact import (
     PHASES,
     REQUIRED,
     Verified,
+    complete,
     load_artifact,
     refuse_to_overwrite,
     verify_artifact,
@@ -68,7 +69,8 @@ def write_report(artifact: str | Path, target: str | Path) -> Verified:
     path = Path(artifact)
     found = verify_artifact(path)
     refuse_to_overwrite(target, [path])
-    page = render_report(path, found).encode()
+    with complete(path):
+        page = render_report(path, found).encode()
     with writing(target):
         write_atomically(target, page)
     return found

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,8 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from evidence import build, write
 
-from patchkit.errors import ConfigurationError
+from patchkit.errors import ConfigurationError, PatchkitError
 from patchkit.runtime.artifact import ArtifactError, merge_artifacts, verify_artifact
+from patchkit.runtime.canonical import digest_of
 from patchkit.runtime.report import write_report
 
 VOID = {"meta", "line", "rect", "br"}
@@ -124,6 +128,35 @@ def test_a_page_never_replaces_what_it_shows(tmp_path):
 def test_a_place_that_cannot_be_written(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot be written"):
         write_report(write(tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_document_with_parts_of_another_form_is_refused(tmp_path, merged):
+    """Whoever alters one and repairs its digest gets a refusal, or an honest page."""
+    path = write(tmp_path)
+    source = merge_artifacts([path], tmp_path / "all.json") if merged else path
+    whole = json.loads(source.read_text())
+    for at in places(whole):
+        for value in (None, [], "x", {}):
+            document = copy.deepcopy(whole)
+            part = document
+            for key in at[:-1]:
+                part = part[key]
+            part[at[-1]] = value
+            del document["digest"]
+            document["digest"] = digest_of(document)
+            (tmp_path / "altered.json").write_text(json.dumps(document))
+            with suppress(PatchkitError):
+                write_report(tmp_path / "altered.json", tmp_path / "page.html")
+
+
+def places(part, at=(), depth=4):
+    """Where a document's parts stand, the first of each list."""
+    keys = list(part) if isinstance(part, dict) else [0] if part and isinstance(part, list) else []
+    for key in keys if depth else ():
+        if key != "digest":
+            yield (*at, key)
+            yield from places(part[key], (*at, key), depth - 1)
 
 
 def test_the_command(tmp_path):
