@@ -96,7 +96,11 @@ class Patch:
     evidence: str = ""
 
     def __post_init__(self) -> None:
-        problems = []
+        texts = ("symbol", "reason", "consequence", "until", "evidence", "door")
+        if problems := [
+            f"{f} is no string" for f in texts if not isinstance(getattr(self, f), str)
+        ]:
+            raise DeclarationError(f"the patch of {self.symbol}", problems)
         Symbol.parse(self.symbol)
         if self.action not in get_args(Action):
             problems.append(f"action {self.action!r} is none of {', '.join(get_args(Action))}")
@@ -108,12 +112,15 @@ class Patch:
         if self.action not in ("register", "dispatch") and self.key:
             problems.append(f'action "{self.action}" takes no key')
         for field in ("depends_on", "accepts_unreachable", "caches", "stacks_on", "profiles"):
-            if isinstance(getattr(self, field), str):
-                problems.append(f"{field} is a string; write a tuple")
+            if not isinstance(getattr(self, field), tuple):
+                kind = type(getattr(self, field)).__name__
+                problems.append(f"{field} is a {kind}; write a tuple")
         if isinstance(self.replacement, str):
             Symbol.parse(self.replacement)
         if self.evidence:
             Symbol.parse(self.evidence)
+        if self.versions:
+            problems += _unusable(self.versions)
         if problems:
             raise DeclarationError(f"the patch of {self.symbol}", problems)
 
@@ -136,6 +143,17 @@ class Patch:
         if isinstance(module, str) and isinstance(name, str):
             return f"{module}:{name}"
         return repr(value) if type(value) in ATOM_TYPES else type(value).__name__
+
+
+def _unusable(versions: Any) -> list[str]:
+    """What is wrong with version specifiers."""
+    from packaging.specifiers import SpecifierSet
+
+    try:
+        SpecifierSet(versions).contains("0")
+    except (ValueError, TypeError) as error:
+        return [f"versions: {str(error)[:200]}; write PEP 440 specifiers, such as >=1.2,<2"]
+    return []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,12 +253,22 @@ class Adapter:
 
     def __post_init__(self) -> None:
         problems = []
-        if not self.name.isidentifier():
+        if not isinstance(self.name, str) or not self.name.isidentifier():
             problems.append(f"the name {self.name!r} is no identifier")
-        for field in ("rollout", "trainer", "relies_on", "manifests", "after", "modules"):
-            if not isinstance(getattr(self, field), tuple):
+        for field, kind in (
+            ("rollout", Patch),
+            ("trainer", Patch),
+            ("relies_on", str),
+            ("manifests", Path),
+            ("after", str),
+            ("modules", Submodule),
+        ):
+            given = getattr(self, field)
+            if not isinstance(given, tuple):
                 problems.append(f"{field} is no tuple")
-        problems += self._unknown_treatments()
+            elif not all(isinstance(one, kind) for one in given):
+                problems.append(f"{field} holds something that is no {kind.__name__}")
+        problems += self._unknown_treatments() if not problems else []
         if problems:
             raise DeclarationError(f"adapter {self.name!r}", problems)
         for symbol in self.relies_on:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from patchkit.engine._declare import SIDES, Adapter
 from patchkit.engine.errors import AdapterNotFoundError, DeclarationError, SideError
+from patchkit.errors import ConfigurationError
 from patchkit.symbols import Symbol
 
 GROUP = "patchkit.adapters"
@@ -27,7 +28,13 @@ def find_adapter(name: str) -> Adapter:
             f"adapter {name!r}",
             [f"several distributions declare it ({', '.join(sorted(places))}); uninstall one"],
         )
-    adapter = points[0].load()
+    try:
+        adapter = points[0].load()
+    except ConfigurationError:
+        raise
+    except Exception as error:  # whatever the package raises when it is imported
+        told = f"{points[0].value} cannot be loaded: {type(error).__name__}: {error}"
+        raise DeclarationError(f"adapter {name!r}", [f"its entry point {told}"]) from error
     if not isinstance(adapter, Adapter):
         raise DeclarationError(
             f"adapter {name!r}", [f"its entry point {points[0].value} is no Adapter"]
@@ -37,6 +44,11 @@ def find_adapter(name: str) -> Adapter:
 
 def side_of(adapter: Adapter, side: str | None) -> str:
     """The side asked for, or the only one whose packages are installed."""
+    if not isinstance(adapter, Adapter):
+        raise ConfigurationError(
+            f"expected an adapter's name, or an Adapter, found {type(adapter).__name__} "
+            f"{adapter!r:.200}"
+        )
     if side is not None:
         adapter.patches(side)
         return side

@@ -37,7 +37,7 @@ from patchkit.engine.errors import (
     VerificationError,
     violation,
 )
-from patchkit.errors import Violation
+from patchkit.errors import ConfigurationError, Violation
 
 State = Literal["pending", "active", "broken", "undone"]
 
@@ -252,6 +252,8 @@ class Installation:
         Raises:
             UndoRefusedError: A slot holds what someone else put there.
         """
+        if isinstance(leave, str):  # `in` would take every part of it for a slot's name
+            raise ConfigurationError(f"leave is the string {leave!r}; write a tuple")
         with process.lock:
             if self._state == "undone":
                 return

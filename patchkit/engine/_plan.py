@@ -255,8 +255,18 @@ def _unsupported(applying: list[Patch], skipped: list[Patch]) -> dict[str, list[
 def _declared_well(
     adapter: Adapter, side: str, applying: list[Patch], skipped: list[Patch], review: Review
 ) -> None:
-    if not applying:
-        listing = "; ".join(f"{p.symbol} {p.versions}" for p in skipped) or "none declared"
+    if not applying and not skipped:
+        review.violations.append(
+            violation(
+                f"adapter {adapter.name!r}",
+                f"it has no patch on its {side} side",
+                expected="at least one",
+                found="none declared",
+                remedy="install its other side, or choose another profile",
+            )
+        )
+    elif not applying:
+        listing = "; ".join(f"{p.symbol} {p.versions}" for p in skipped)
         packages = {Symbol.parse(p.symbol).package for p in skipped}
         versions = ", ".join(f"{p} {review.version(p) or '(not installed)'}" for p in packages)
         review.violations.append(
@@ -264,7 +274,7 @@ def _declared_well(
                 f"adapter {adapter.name!r}",
                 f"no patch of its {side} side is for what is installed",
                 expected=listing,
-                found=versions or "nothing to do",
+                found=versions,
                 remedy="install a version the adapter supports (`patchkit matrix`)",
             )
         )

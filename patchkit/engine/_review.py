@@ -23,6 +23,10 @@ class Review:
     """
 
     def __init__(self, adapter: Adapter, accept: Mapping[str, str]) -> None:
+        if not isinstance(accept, Mapping):
+            raise ConfigurationError(
+                f"accept: expected symbol -> digest, found {type(accept).__name__} {accept!r:.200}"
+            )
         self.adapter = adapter
         self.accept = dict(accept)
         self.violations: list[Violation] = []
@@ -35,7 +39,7 @@ class Review:
         """Whether the patch is meant for the installed version of its target."""
         if not patch.versions:
             return True
-        from packaging.specifiers import InvalidSpecifier, SpecifierSet
+        from packaging.specifiers import SpecifierSet
 
         version = self.version(Symbol.parse(patch.symbol).package)
         if not version:
@@ -49,10 +53,7 @@ class Review:
                 )
             )
             return True
-        try:
-            return SpecifierSet(patch.versions).contains(version, prereleases=True)
-        except InvalidSpecifier as error:
-            raise DeclarationError(f"the patch of {patch.symbol}", [str(error)]) from error
+        return SpecifierSet(patch.versions).contains(version, prereleases=True)
 
     def version(self, package: str) -> str:
         """The installed version, or the empty string."""
@@ -166,4 +167,11 @@ def load_reviewed(adapter: Adapter) -> Mapping[str, Mapping[str, Any]] | None:
     symbols = source.get("symbols", {})
     if not isinstance(symbols, Mapping):
         raise DeclarationError(f"adapter {adapter.name!r}", ["'symbols' is no table"])
+    if problems := [
+        f"reviewed digests of {symbol}: expected a table of digests, each with a list of versions"
+        for symbol, digests in symbols.items()
+        if not isinstance(digests, Mapping)
+        or not all(isinstance(versions, (list, tuple)) for versions in digests.values())
+    ]:
+        raise DeclarationError(f"adapter {adapter.name!r}", problems)
     return symbols
