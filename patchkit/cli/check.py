@@ -134,9 +134,9 @@ def _show(plan: dict[str, Any]) -> None:
     for symbol, digest in plan["unreviewed"].items():
         out.print(Text(f"  UNREVIEWED {symbol} {digest}", "bold yellow"))
     if plan["violations"]:
-        out.print(
-            Text(f"  {len(plan['violations'])} violations; nothing would be done", "bold red")
-        )
+        count = len(plan["violations"])
+        noun = "violation" if count == 1 else "violations"
+        out.print(Text(f"  {count} {noun}; nothing would be done", "bold red"))
         for number, found in enumerate(plan["violations"], 1):
             out.print(Text(f"  {number}. {found['subject']}: {found['problem']}", "red"))
             for label, key in (("expected", "expected"), ("found", "found"), ("to do", "remedy")):
