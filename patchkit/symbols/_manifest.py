@@ -69,6 +69,11 @@ def _check(facts: SymbolFacts) -> None:
             raise ValueError(f"parameter {parameter.name!r} of unknown kind {parameter.kind!r}")
     if not isinstance(facts.line, int) or not isinstance(facts.file, str):
         raise ValueError("file or line is of the wrong type")
+    texts = (*facts.decorators, *facts.bases, *facts.aliases)
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("a decorator, base or alias is no text")
+    if not isinstance(facts.selectors, dict):
+        raise ValueError("selectors is no object")
 
 
 _HEX = set("0123456789abcdef")

@@ -150,6 +150,8 @@ def damaged(built: Manifest, change) -> str:
         (lambda d: d["symbols"]["pkg.core:run"].update(
             parameters=[["x", "odd", None, None]]), "unknown kind 'odd'"),
         (lambda d: d["symbols"]["pkg.core:run"].update(line="7"), "file or line"),
+        (lambda d: d["symbols"]["pkg.core:run"].update(decorators=[1]), "decorator, base or alias"),
+        (lambda d: d["symbols"]["pkg.core:run"].update(selectors=None), "selectors is no object"),
         (lambda d: d.update(lineage={"pkg.core:run": 1}), "malformed beside its symbols"),
     ],
 )  # fmt: skip
