@@ -74,6 +74,8 @@ def reviewed_of(adapter: Adapter) -> Reviewed:
         return source.get("symbols", source)  # type: ignore[return-value]
     if not source.is_file():
         return {}
+    from packaging.version import Version
+
     try:
         data = json.loads(source.read_text(encoding="utf-8"))
         symbols = data["symbols"]
@@ -81,6 +83,8 @@ def reviewed_of(adapter: Adapter) -> Reviewed:
             Symbol.parse(symbol)
             if not isinstance(digests, dict):
                 raise ValueError(f"the entry of {symbol} is no object of digests")
+            for version in (v for versions in digests.values() for v in versions):
+                Version(version)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError(f"{source}: not a file of reviewed digests: {error}") from error
     if data.get("schema") != 1:

@@ -244,6 +244,15 @@ def test_adapt_records_and_proposes(toy: Adapter) -> None:
     assert [v for vs in scale.values() for v in vs] == ["1.0", "2.0"] and len(scale) == 2
 
 
+@pytest.mark.parametrize("digests", ["5", '{"d": 5}', '{"d": ["latest"]}', '{"d": [1]}'])
+@pytest.mark.parametrize("command", [adapt, matrix])
+def test_a_review_of_another_form_is_named(toy: Adapter, command, digests: str) -> None:
+    toy.reviewed.write_text(f'{{"schema": 1, "symbols": {{"pkg.ops:norm": {digests}}}}}')
+    result = run(command, "toy", *(["--against", "pkg@2.0"] if command is adapt else []))
+    assert result.exit_code == 2, result.exception
+    assert "reviewed.json: not a file of reviewed digests" in result.output
+
+
 def test_another_package_than_the_versions_are_of(toy: Adapter) -> None:
     result = run(diff, "pkg@1.0", "pkg@2.0", "--adapter", "toy", "--package", "other")
     assert result.exit_code == 2 and "--package is other, and pkg@1.0 is pkg" in result.output
