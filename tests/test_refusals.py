@@ -145,6 +145,23 @@ def test_a_file_without_a_place_for_the_table(
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["conformance", "fp32_lm_head", "--stage", "manifests", "--certificate"],
+        ["doctor", "--sequences", "1", "--output"],
+    ],
+)
+@pytest.mark.parametrize("place", ["folder", "file/below"])
+def test_long_work_does_not_begin_where_its_result_cannot_be_written(
+    arguments: list[str], place: str
+) -> None:
+    done = patchkit(*arguments, place)
+    assert done.exit_code == 2, done.exception
+    assert f"{place}: cannot be written" in done.stderr
+    assert "manifests" not in done.stdout and "tiny model" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
         ["adapt", "nosuch"],
         ["adopt", "nosuch"],
         ["audit", "nosuch"],

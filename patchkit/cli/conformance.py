@@ -47,7 +47,10 @@ def conformance(
         from patchkit.kit import SuiteSettings, run_suite
         from patchkit.kit._certificate import certificate as certify
         from patchkit.kit._certificate import write_certificate
+        from patchkit.runtime.files import check_writable
 
+        if certificate is not None:
+            check_writable(certificate)
         settings = SuiteSettings(
             adapter=adapter,
             profile=profile,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from patchkit.errors import ConfigurationError
 
-__all__ = ["sync_folder", "write_atomically", "writing"]
+__all__ = ["check_writable", "sync_folder", "write_atomically", "writing"]
 
 
 @contextmanager
@@ -25,6 +27,23 @@ def writing(path: str | Path) -> Iterator[None]:
         raise ConfigurationError(
             f"{path}: cannot be written ({error.strerror or error}); name another place"
         ) from error
+
+
+def check_writable(path: str | Path) -> None:
+    """Refuse a place before the long work is done whose result is to go there.
+
+    Raises:
+        ConfigurationError: Nothing can be written there.
+    """
+    path = Path(path)
+    with writing(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.is_file() or not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, trial = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
+            os.close(descriptor)
+            os.unlink(trial)
 
 
 def write_atomically(path: str | Path, data: bytes) -> Path:
