@@ -14,6 +14,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from patchkit.cli import main
+from patchkit.errors import ConfigurationError
+from patchkit.parity.rollout_engine import engine_arguments
 
 WRITES = {
     "audit": ["project.py", "--write-baseline"],
@@ -182,6 +184,22 @@ def test_whoever_asked_for_json_gets_it_of_a_refusal_too(arguments: list[str]) -
     done = patchkit(*arguments, "--json")
     assert done.exit_code == 2, done.exception
     assert "nosuch" in json.loads(done.stdout)["error"]
+
+
+def test_a_demo_that_cannot_run_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no room for the engine")
+
+    monkeypatch.setattr("patchkit.parity.demo_setup.set_up", fails)
+    done = patchkit("demo", "--json")
+    assert done.exit_code == 2, done.exception
+    assert json.loads(done.stdout)["error"] == "could not be run: no room for the engine"
+    assert "Traceback" in done.stderr  # whose fault it is, nobody knows
+
+
+def test_a_folder_that_vllm_takes_for_a_pattern_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"runs \[1\]/checkpoint-0: vLLM takes"):
+        engine_arguments(object(), Path("runs [1]/checkpoint-0"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("command", ["matrix", "coverage"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,7 +59,10 @@ def demo(
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Sample with real vLLM, replay with real FSDP2, and compare every bit."""
+    """Sample with real vLLM, replay with real FSDP2, and compare every bit.
+
+    Exit code 0: equal; 1: something differs; 2: it could not be run.
+    """
     # Not the demo itself yet: it imports torch, which reads the environment that
     # `set_up` decides.
     from patchkit.parity.demo_setup import DemoSettings, new_run_folder, set_up
@@ -89,6 +93,10 @@ def demo(
     except PatchkitError as error:
         code = 2 if isinstance(error, ConfigurationError) else 1
         refuse(error, as_json, code=code, name="patchkit demo")
+    except Exception as error:
+        # An engine that does not start is no bit that differs.
+        traceback.print_exc()
+        refuse(f"could not be run: {error}", as_json, name="patchkit demo")
     total = time.monotonic() - started
     if as_json:
         import orjson

@@ -6,13 +6,14 @@ that of :func:`environment` have to stand before, because both read it once.
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from patchkit.errors import PatchkitError
+from patchkit.errors import ConfigurationError, PatchkitError
 from patchkit.parity.workload import Rollout
 from patchkit.runtime.reach import end_canary
 from patchkit.runtime.versions import output_spans
@@ -55,7 +56,15 @@ def engine_arguments(
         seed: The sampler's.
         num_blocks: Pages of the KV cache; few of them force preemptions.
         weight_updates: Whether weights will be delivered into the running engine.
+
+    Raises:
+        ConfigurationError: vLLM would not find the weights: it looks for them with a pattern.
     """
+    if glob.escape(str(model)) != str(model):
+        raise ConfigurationError(
+            f"{model}: vLLM takes *, ? and [ in a checkpoint's folder for a pattern, and finds no "
+            "weights; name a folder without them"
+        )
     arguments = profile.engine_arguments(str(model))
     if not weight_updates:
         del arguments["weight_transfer_config"]
