@@ -1,4 +1,4 @@
-"""How a command says that it cannot: a sentence on stderr, or a JSON object on stdout."""
+"""How a command says that it cannot: in a sentence, and in JSON to whoever parses the answer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def refuse(
         code: The exit code.
         name: What stands before the sentence.
     """
+    print(f"{name}: {error}", file=sys.stderr)
     if as_json:
         print(json.dumps({"error": str(error)}))
-    else:
-        print(f"{name}: {error}", file=sys.stderr)
     raise typer.Exit(code)
