@@ -186,6 +186,11 @@ def test_whoever_asked_for_json_gets_it_of_a_refusal_too(arguments: list[str]) -
     assert "nosuch" in json.loads(done.stdout)["error"]
 
 
+def test_a_place_that_is_only_looked_at_is_not_made() -> None:
+    patchkit("conformance", "nosuch", "--certificate", "new/certificate.json")
+    assert not Path("new").exists()
+
+
 def test_a_demo_that_cannot_run_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("no room for the engine")

@@ -40,8 +40,10 @@ def check_writable(path: str | Path) -> None:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if path.is_file() or not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, trial = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
+            folder = path.parent
+            while not folder.exists():  # made when there is something to put into it
+                folder = folder.parent
+            descriptor, trial = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=folder)
             os.close(descriptor)
             os.unlink(trial)
 
