@@ -11,7 +11,7 @@ from pathlib import Path
 
 from patchkit.audit._findings import A_NEW_NAME, Finding, Report, VerdictKind
 from patchkit.errors import ConfigurationError
-from patchkit.runtime.files import writing
+from patchkit.files import writing
 
 _TODO = "TODO"
 # Wrappers that get (wrapped, instance, args, kwargs), or the original before their arguments.

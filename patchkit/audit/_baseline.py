@@ -7,7 +7,7 @@ from pathlib import Path
 
 from patchkit.audit._findings import Report
 from patchkit.errors import ConfigurationError
-from patchkit.runtime.files import write_atomically, writing
+from patchkit.files import write_atomically, writing
 
 BASELINE_SCHEMA = 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from patchkit.errors import ConfigurationError
-from patchkit.runtime.files import write_atomically, writing
+from patchkit.files import write_atomically, writing
 
 
 def write_between(file: Path, begin: str, end: str, text: str) -> None:

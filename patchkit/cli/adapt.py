@@ -11,7 +11,7 @@ import typer
 
 from patchkit.cli._refusal import refuse
 from patchkit.errors import ConfigurationError, PatchkitError
-from patchkit.runtime.files import write_atomically, writing
+from patchkit.files import write_atomically, writing
 
 if TYPE_CHECKING:
     from patchkit.engine import Adapter

@@ -44,10 +44,10 @@ def conformance(
     Exit 0: green. Exit 1: a stage failed, with everything that it found. Exit 2: wrong usage.
     """
     try:
+        from patchkit.files import check_writable
         from patchkit.kit import SuiteSettings, run_suite
         from patchkit.kit._certificate import certificate as certify
         from patchkit.kit._certificate import write_certificate
-        from patchkit.runtime.files import check_writable
 
         if certificate is not None:
             check_writable(certificate)

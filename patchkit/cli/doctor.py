@@ -128,8 +128,8 @@ def _settings(*, workload: tuple[int, int, int], runs: Path, **settings: Any) ->
 
 def _examine(settings: Any, tensors: list[str], output: Path | None, as_json: bool) -> bool:
     # Not the session yet: it imports torch, which reads the environment that `set_up` decides.
+    from patchkit.files import check_writable
     from patchkit.parity.doctor.setup import set_up
-    from patchkit.runtime.files import check_writable
 
     if output is not None:
         check_writable(output)

@@ -15,7 +15,7 @@ import typer
 
 from patchkit.cli._refusal import refuse
 from patchkit.errors import ConfigurationError, PatchkitError
-from patchkit.runtime.files import writing
+from patchkit.files import writing
 
 if TYPE_CHECKING:
     from patchkit.symbols import Manifest

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.engine import Adapter, find_adapter
+from patchkit.files import write_atomically, writing
 from patchkit.kit._result import StageResult
 from patchkit.kit._stages import STAGES, SuiteSettings
 from patchkit.runtime.canonical import canonical_json, digest_of
-from patchkit.runtime.files import write_atomically, writing
 from patchkit.symbols import Symbol, find_facts, installed_version
 
 SCHEMA = 1

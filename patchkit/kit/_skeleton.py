@@ -21,10 +21,10 @@ from patchkit.bindings.tiny import DECODER
 from patchkit.cli._requirements import requirements, reviewed_of
 from patchkit.engine import Adapter, adapter_names, find_adapter
 from patchkit.errors import PatchkitError, Violation
+from patchkit.files import writing
 from patchkit.kit._known import maker_of
 from patchkit.kit._look import Look, only_settings
 from patchkit.kit.errors import SkeletonRefusedError
-from patchkit.runtime.files import writing
 from patchkit.symbols import installed_version, stored_manifest
 from patchkit.symbols.drift import InstalledSource, build_manifest
 

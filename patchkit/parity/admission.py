@@ -24,9 +24,9 @@ from torch import Tensor
 
 from patchkit.engine import resolve_reference
 from patchkit.errors import ConfigurationError, Violation, ViolationsError
+from patchkit.files import write_atomically, writing
 from patchkit.parity.conformance import Report, RowOperator, examine
 from patchkit.runtime.canonical import canonical_json
-from patchkit.runtime.files import write_atomically, writing
 from patchkit.runtime.providers import (
     SCHEMA,
     Implementation,

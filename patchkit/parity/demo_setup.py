@@ -16,11 +16,11 @@ from typing import Any
 
 from patchkit.engine import Adapter, find_adapter
 from patchkit.errors import ConfigurationError, PatchkitError
+from patchkit.files import writing
 from patchkit.parity import rollout_engine as engines
 from patchkit.parity.tiny_checkpoint import make_tiny_checkpoint
 from patchkit.runtime.contract import Contract, observe, preflight
 from patchkit.runtime.environment import Environment
-from patchkit.runtime.files import writing
 from patchkit.runtime.profile import Profile, load_profile
 
 Observer = Callable[[str], None]

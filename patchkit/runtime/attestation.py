@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.errors import Violation, ViolationsError
+from patchkit.files import write_atomically
 from patchkit.runtime.caches import CACHE_VARIABLES, unkeyed
-from patchkit.runtime.files import write_atomically
 from patchkit.symbols import installed_version
 
 __all__ = [

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.errors import ConfigurationError, PatchkitError, Violation, ViolationsError
+from patchkit.files import write_atomically
 from patchkit.runtime import all2all
 from patchkit.runtime.canonical import canonical_json, digest_of
 from patchkit.runtime.environment import Environment, loaded_too_early
-from patchkit.runtime.files import write_atomically
 from patchkit.runtime.profile import ANY_MODEL, Profile
 from patchkit.runtime.providers import (
     Standing,

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from patchkit.files import write_atomically, writing
 from patchkit.runtime.artifact import (
     BASELINE,
     BASELINE_ROLLOUT,
@@ -22,7 +23,6 @@ from patchkit.runtime.artifact import (
     verify_artifact,
 )
 from patchkit.runtime.curves import render_curves
-from patchkit.runtime.files import write_atomically, writing
 from patchkit.runtime.sidecar import read_sidecar
 
 __all__ = ["render_report", "write_report"]

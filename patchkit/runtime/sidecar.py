@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.errors import PatchkitError
-from patchkit.runtime.files import write_atomically
+from patchkit.files import write_atomically
 
 __all__ = ["SidecarError", "floats", "integers", "read_sidecar", "write_sidecar"]
 

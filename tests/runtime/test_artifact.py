@@ -20,16 +20,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from evidence import CONTRACT, attestation, build, manifest, refit, write
 
 from patchkit.errors import ConfigurationError
+from patchkit.files import write_atomically
 from patchkit.runtime.artifact import (
     Artifact,
     ArtifactError,
-    _totals,
     merge_artifacts,
     verify_artifact,
 )
+from patchkit.runtime.artifact.figures import totals_of
 from patchkit.runtime.attested import check_attested
 from patchkit.runtime.canonical import canonical_json, digest_of
-from patchkit.runtime.files import write_atomically
 from patchkit.runtime.sidecar import SidecarError, read_sidecar, write_sidecar
 
 
@@ -293,7 +293,7 @@ def test_a_round_that_is_there_twice(tmp_path):
     def twice(document):
         phase = document["phases"]["post_update_reload"]
         phase["rounds"].append(phase["rounds"][0])
-        phase["totals"] = _totals(phase["rounds"])
+        phase["totals"] = totals_of(phase["rounds"])
 
     reseal(path, twice)
     with pytest.raises(ArtifactError, match="another round's"):

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from patchkit.files import write_atomically, writing
 from patchkit.parity.doctor.compare import Cell
 from patchkit.parity.doctor.diagnosis import Diagnosis, place
 from patchkit.parity.doctor.layout import label
 from patchkit.parity.doctor.markup import document, facts, symbol, table, text
 from patchkit.parity.doctor.recording import AFTER, BEFORE
-from patchkit.runtime.files import write_atomically, writing
 
 __all__ = ["grid_columns", "render_diagnosis", "write_page"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from patchkit.files import write_atomically, writing
 from patchkit.parity.doctor.markup import document, figure, table, text
 from patchkit.parity.doctor.separation import Group, Separation
-from patchkit.runtime.files import write_atomically, writing
 
 __all__ = ["render_separation", "write_page"]
 
