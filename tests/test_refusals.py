@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,12 @@ def test_an_unknown_command_is_named(
     told = capsys.readouterr()
     assert stopped.value.code == 2 and not told.out
     assert "no command 'dif'; did you mean 'diff'?" in told.err
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["patchkit", "--version"])
+    main()
+    assert capsys.readouterr().out == f"patchkit {version('patchkit')}\n"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import os
 import sys
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.metadata import version
 
 # command -> (module in patchkit.cli, one-line help). The module has an `app`,
 # a typer application with the command (or the group of commands) in it.
@@ -62,6 +63,9 @@ def _run(args: list[str]) -> None:
         import_module(f"patchkit.cli.{COMMANDS[args[0]][0]}").app(
             args=args[1:], prog_name=f"patchkit {args[0]}"
         )
+        return
+    if args == ["--version"]:
+        print(f"patchkit {version('patchkit')}")
         return
     if args and args[0] not in ("-h", "--help"):
         close = get_close_matches(args[0], COMMANDS, n=1)
