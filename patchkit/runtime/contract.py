@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -310,13 +310,7 @@ def _adapter(profile: Profile, machine: Machine, covers: Any) -> Iterator[Violat
     tensor = profile.content.topology.rollout.tensor
     found = covers(machine.model_config, rollout_tensor=tensor) if covers is not None else ()
     for v in found:
-        yield Violation(
-            subject=f"{profile.where('model.architecture')}: {v.subject}",
-            problem=v.problem,
-            expected=v.expected,
-            found=v.found,
-            remedy=v.remedy,
-        )
+        yield replace(v, subject=f"{profile.where('model.architecture')}: {v.subject}")
 
 
 def _packages(profile: Profile, machine: Machine) -> Iterator[Violation]:

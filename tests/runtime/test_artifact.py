@@ -27,8 +27,8 @@ from patchkit.runtime.artifact import (
     merge_artifacts,
     verify_artifact,
 )
+from patchkit.runtime.artifact.attested import check_attested
 from patchkit.runtime.artifact.figures import totals_of
-from patchkit.runtime.attested import check_attested
 from patchkit.runtime.canonical import canonical_json, digest_of
 from patchkit.runtime.sidecar import SidecarError, read_sidecar, write_sidecar
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from patchkit.errors import PatchkitError, Violation
 from patchkit.runtime.all2all import DEFAULT as DEFAULT_ALL2ALL
+from patchkit.runtime.artifact.attested import check_attested
 from patchkit.runtime.artifact.document import (
     MERGED,
     ArtifactError,
@@ -28,7 +30,6 @@ from patchkit.runtime.artifact.figures import (
     totals_of,
     verdict_of,
 )
-from patchkit.runtime.attested import check_attested
 from patchkit.runtime.canonical import digest_of
 from patchkit.runtime.sidecar import SidecarError, read_sidecar
 from patchkit.runtime.weights import Receipt, compare_receipts
@@ -227,13 +228,7 @@ def _check_refit(record: Mapping[str, Any]) -> Iterator[Violation]:
             )
         return
     for v in found:
-        yield Violation(
-            subject=f"{where}: {v.subject}",
-            problem=v.problem,
-            expected=v.expected,
-            found=v.found,
-            remedy=v.remedy,
-        )
+        yield replace(v, subject=f"{where}: {v.subject}")
 
 
 def _check_merged(path: Path, document: Mapping[str, Any]) -> list[Violation]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from patchkit.engine import manifest_digest
 from patchkit.errors import Violation
+from patchkit.runtime.artifact.document import broken
 from patchkit.runtime.attestation import (
     Attestation,
     Process,
@@ -49,18 +50,18 @@ def check_attested(
     for data in attestations:
         a = Attestation.from_dict(data)
         if a.contract_digest not in ("", contract["digest"]):
-            yield _broken(a.who, "attested another contract", contract["digest"], a.contract_digest)
+            yield broken(a.who, "attested another contract", contract["digest"], a.contract_digest)
         if hidden := set(a.unreviewed) - set(unreviewed):
-            yield _broken(
+            yield broken(
                 a.who,
                 "unreviewed symbols that the artifact does not mention",
                 "all in its list",
                 ", ".join(sorted(hidden)),
             )
         if a.state not in ("active", "pending"):
-            yield _broken(a.who, "nothing is active in it", "active or pending", a.state)
+            yield broken(a.who, "nothing is active in it", "active or pending", a.state)
         for name, version in a.other_packages(contract["content"].get("packages", {})).items():
-            yield _broken(
+            yield broken(
                 a.who, f"ran another {name}", contract["content"]["packages"][name], version
             )
         yield from _manifest(a, contract["content"])
@@ -68,7 +69,7 @@ def check_attested(
         place = (a.role, str(a.manifest.get("adapter")), str(a.manifest.get("side")))
         who, digest = seen.setdefault(place, (a.who, a.manifest_digest))
         if digest != a.manifest_digest:
-            yield _broken(
+            yield broken(
                 a.who, f"its manifest is not that of {who}", digest, a.manifest_digest or "none"
             )
 
@@ -92,7 +93,7 @@ def _missing(
         expected += trainer_processes(math.prod(trainer[d] for d in _TRAINER_RANKS))
     for process in expected:
         if process not in present:
-            yield _broken(
+            yield broken(
                 str(process),
                 "did not attest",
                 "every process of the contract's topology",
@@ -103,12 +104,12 @@ def _missing(
 def _manifest(a: Attestation, contract: Mapping[str, Any]) -> Iterator[Violation]:
     m = a.manifest
     if missing := [part for part in _PARTS if part not in m]:
-        yield _broken(f"{a.who}: manifest", "parts are missing", "all parts", ", ".join(missing))
+        yield broken(f"{a.who}: manifest", "parts are missing", "all parts", ", ".join(missing))
         return
     found = manifest_digest(m)
     for subject, stated in (("manifest", m["digest"]), ("manifest_digest", a.manifest_digest)):
         if stated != found:
-            yield _broken(
+            yield broken(
                 f"{a.who}: {subject}",
                 "not the digest of the manifest's content",
                 found,
@@ -137,19 +138,9 @@ def _manifest(a: Attestation, contract: Mapping[str, Any]) -> Iterator[Violation
         ),
     ):
         if stated != expected:
-            yield _broken(
+            yield broken(
                 f"{a.who}: {subject}",
                 "not what the rest of the artifact says",
                 repr(expected),
                 repr(stated),
             )
-
-
-def _broken(subject: str, problem: str, expected: str, found: str) -> Violation:
-    return Violation(
-        subject=subject,
-        problem=problem,
-        expected=expected,
-        found=found,
-        remedy="trust nothing of it: get the file again from its origin, or run again",
-    )
